@@ -1,0 +1,46 @@
+"""The border: no error of ours goes past it into a training job."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+log = logging.getLogger("ddtrace_pytorch")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_said: set[str] = set()
+
+
+def warn_once(message: str) -> None:
+    """Log `message` as a warning the first time this process says it."""
+    if message not in _said:
+        _said.add(message)
+        log.warning(message)
+
+
+def safely(what: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
+    """Make a function of ours safe to call from user code: a failure is logged once and gives None.
+
+    `what` completes the sentence "could not ...". Only :class:`Exception` is caught: KeyboardInterrupt and
+    SystemExit are the user's.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R | None]:
+        @functools.wraps(function)
+        def guarded(*args: P.args, **kwargs: P.kwargs) -> R | None:
+            try:
+                return function(*args, **kwargs)
+            except Exception as error:
+                message = f"could not {what}; training goes on without it ({type(error).__name__}: {error})"
+                if message not in _said:
+                    _said.add(message)
+                    log.warning(message, exc_info=log.isEnabledFor(logging.DEBUG))
+                return None
+
+        return guarded
+
+    return decorate

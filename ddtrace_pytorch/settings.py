@@ -1,0 +1,214 @@
+"""Every environment variable this package reads, in one table.
+
+A bad value never stops a job: the default is used and :func:`load` says so once, naming the variable, what it
+got and what it accepts.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+EXPORT_MODES = ("auto", "agent", "local", "both", "none")
+
+
+class BadValue(ValueError):
+    """A setting's text cannot be read; the message says what is accepted."""
+
+
+def _text(raw: str) -> str:
+    return raw.strip()
+
+
+def _optional_text(raw: str) -> str | None:
+    return raw.strip() or None
+
+
+def _boolean(raw: str) -> bool:
+    word = raw.strip().lower()
+    if word in ("1", "true", "yes", "on"):
+        return True
+    if word in ("0", "false", "no", "off"):
+        return False
+    raise BadValue("true or false")
+
+
+def _number(low: float, high: float) -> Callable[[str], float]:
+    def parse(raw: str) -> float:
+        accepted = f"a number from {low:g} to {high:g}"
+        try:
+            value = float(raw)
+        except ValueError:
+            raise BadValue(accepted) from None
+        if not low <= value <= high:  # also refuses NaN, which compares false with everything
+            raise BadValue(accepted)
+        return value
+
+    return parse
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    def parse(raw: str) -> str:
+        word = raw.strip().lower()
+        if word not in words:
+            raise BadValue("one of " + ", ".join(words))
+        return word
+
+    return parse
+
+
+@dataclass(frozen=True)
+class RankChoice:
+    """Which ranks write a run log: ``all``, numbers and ranges (``0,8-15``), or every n-th (``%8``)."""
+
+    text: str
+    ranges: tuple[range, ...] = ()
+    every: int = 0
+
+    def __contains__(self, rank: int) -> bool:
+        if self.every:
+            return rank % self.every == 0
+        return not self.ranges or any(rank in numbers for numbers in self.ranges)
+
+
+def _ranks(raw: str) -> RankChoice:
+    text = raw.strip().lower()
+    if text == "all":
+        return RankChoice(text)
+    try:
+        if text.startswith("%"):
+            every = int(text[1:])
+            if every < 1:
+                raise ValueError
+            return RankChoice(text, every=every)
+        ranges = []
+        for part in text.split(","):
+            first, dash, last = part.strip().partition("-")
+            numbers = range(int(first), int(last if dash else first) + 1)
+            if not numbers:
+                raise ValueError
+            ranges.append(numbers)
+        return RankChoice(text, tuple(ranges))
+    except ValueError:
+        raise BadValue("all, numbers and ranges such as 0,8-15, or every n-th such as %8") from None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row: the variable, the field of :class:`Settings` it fills, how it is read, and what it means."""
+
+    variable: str
+    field: str
+    parse: Callable[[str], Any]
+    default: str
+    meaning: str
+
+
+TABLE: tuple[Setting, ...] = (
+    Setting(
+        "DD_PYTORCH_JOB_ID",
+        "job_id",
+        _optional_text,
+        "",
+        "The id of the training job; wins over every id the launcher gives.",
+    ),
+    Setting(
+        "DD_PYTORCH_SERVICE",
+        "own_service",
+        _optional_text,
+        "",
+        "Service of our spans; otherwise DD_SERVICE, otherwise `pytorch`.",
+    ),
+    Setting("DD_SERVICE", "dd_service", _optional_text, "", "ddtrace's own service name, used when ours is not set."),
+    Setting("DD_TRACE_ENABLED", "trace_enabled", _boolean, "true", "ddtrace's own switch; `false` also turns us off."),
+    Setting(
+        "DD_PYTORCH_EXPORT",
+        "export",
+        _one_of(*EXPORT_MODES),
+        "auto",
+        "Where records go: `auto` (the Agent if it answers, else the run log), `agent`, `local`, `both` or `none`.",
+    ),
+    Setting(
+        "DD_PYTORCH_ROTATION_SECONDS",
+        "rotation_seconds",
+        _number(0.01, 86400.0),
+        "600",
+        "Length of one piece of the rank span, in seconds.",
+    ),
+    Setting(
+        "DD_PYTORCH_SNAPSHOT_SECONDS",
+        "snapshot_seconds",
+        _number(0.1, 86400.0),
+        "60",
+        "How often an open rank span is sent again, in seconds; the first time after 10 s or this, whichever is less.",
+    ),
+    Setting(
+        "DD_PYTORCH_LOG_DIR",
+        "log_dir",
+        _optional_text,
+        "",
+        "Directory of the run log; setting it also makes `auto` write the run log beside an answering Agent.",
+    ),
+    Setting(
+        "DD_PYTORCH_LOG_MAX_MB",
+        "log_max_mb",
+        _number(1.0, 1_048_576.0),
+        "256",
+        "Cap of one rank's run log on disk, in MiB; the oldest segments go first.",
+    ),
+    Setting(
+        "DD_PYTORCH_LOG_RANKS",
+        "log_ranks",
+        _ranks,
+        "all",
+        "Ranks that write a run log: `all`, `0,8-15` or `%8` (every eighth).",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of one session, read once when it opens."""
+
+    job_id: str | None
+    own_service: str | None
+    dd_service: str | None
+    trace_enabled: bool
+    export: str
+    rotation_seconds: float
+    snapshot_seconds: float
+    log_dir: str | None
+    log_max_mb: float
+    log_ranks: RankChoice
+    complaints: tuple[str, ...] = ()
+
+    @property
+    def service(self) -> str:
+        return self.own_service or self.dd_service or "pytorch"
+
+    @property
+    def log_root(self) -> str:
+        return self.log_dir or default_log_root()
+
+
+def default_log_root() -> str:
+    """Where run logs go when nobody said: a directory of this user's own in the temporary directory."""
+    return os.path.join(tempfile.gettempdir(), f"ddtrace-pytorch-{os.getuid()}")
+
+
+def load(environ: Mapping[str, str] | None = None) -> Settings:
+    """Read the table from `environ` (default: the process'); unreadable values become `complaints`."""
+    source = os.environ if environ is None else environ
+    values: dict[str, Any] = {}
+    complaints: list[str] = []
+    for setting in TABLE:
+        raw = source.get(setting.variable, "")
+        try:
+            values[setting.field] = setting.parse(raw if raw.strip() else setting.default)
+        except BadValue as accepted:
+            values[setting.field] = setting.parse(setting.default)
+            complaints.append(f"{setting.variable}={raw[:80]!r} is not {accepted}; using {setting.default!r}")
+    return Settings(**values, complaints=tuple(complaints))
