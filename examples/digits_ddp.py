@@ -1,6 +1,6 @@
 """Train a small network on handwritten digits with DistributedDataParallel; plain torch, nothing of ours in it.
 
-    torchrun --standalone --nproc-per-node 2 examples/digits_ddp.py
+Start it with `torchrun --standalone --nproc-per-node 2 examples/digits_ddp.py`.
 """
 
 import argparse
