@@ -1,0 +1,49 @@
+"""The `ddtrace-pytorch` command: a table of subcommands, each loaded when it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import sys
+
+import click
+
+from ddtrace_pytorch import __version__
+
+COMMANDS = {
+    "doctor": "ddtrace_pytorch.cli.doctor:doctor",
+    "report": "ddtrace_pytorch.cli.report:report",
+}
+
+
+class LazyGroup(click.Group):
+    """Imports a subcommand's module when it is used, so that one doesn't pay for another's imports."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name].partition(":")
+        command = getattr(importlib.import_module(module), name)
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="ddtrace-pytorch")
+def cli() -> None:
+    """What a distributed PyTorch job did, from its run log."""
+
+
+def main() -> None:
+    """The console script."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a job id must not break an ASCII terminal
+    cli(prog_name="ddtrace-pytorch")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""Reads run logs as they are found: cut short, compressed, from several hosts, beside files of others.
+
+:func:`scan` finds which ranks of which runs a directory holds, reading no more of a file than its first identity
+line; :func:`read` streams one rank's records. Whatever is passed over is said in a sentence in ``notes``. Files are
+somebody else's data: no symbolic link is followed, nothing but regular files is opened, no line is trusted.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import zlib
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import IO, Any, cast
+
+from ddtrace_pytorch.runlog.schema import SCHEMA_VERSION, SegmentName, decode, parse_name
+
+MAX_LINE = 16 * 1024 * 1024
+IDENTITY_WITHIN = 64  # lines; a disk that was full when the file began leaves damaged ones before it
+
+_TYPE = re.compile(rb'\{"type":"(\w+)"')
+
+
+@dataclass
+class RankLog:
+    """One process' log: `segments` are its files, oldest first.
+
+    `identity` is what the first identity line found says (empty if there is none); :func:`read` gives later ones.
+    `notes` grows while the log is read.
+    """
+
+    directory: str
+    rank: int
+    job: str
+    incarnation: str
+    host: str
+    identity: dict[str, Any]
+    segments: tuple[str, ...]
+    notes: list[str] = field(default_factory=list)
+    damaged: bool = False  # nothing in it could be read
+
+
+@dataclass
+class Scan:
+    """What a directory holds; `logs` are ordered by job, incarnation, rank, host."""
+
+    directory: str
+    logs: list[RankLog] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def scan(directory: str) -> Scan:
+    """The run logs at or below `directory`: a log root, one job, one run, or several hosts' copies side by side.
+
+    Raises OSError if `directory` itself can't be listed.
+    """
+    found = Scan(directory)
+    os.listdir(directory)  # os.walk would say nothing
+    links: list[str] = []
+    foreign: list[str] = []
+
+    def unreadable(error: OSError) -> None:
+        found.notes.append(f"could not look into {error.filename}: {error.strerror}")
+
+    for folder, subfolders, files in os.walk(directory, onerror=unreadable):
+        links += [name for name in subfolders if os.path.islink(os.path.join(folder, name))]
+        processes: dict[str, list[SegmentName]] = {}
+        for file in sorted(files):
+            name = parse_name(file)
+            path = os.path.join(folder, file)
+            if os.path.islink(path):
+                links.append(file)
+            elif name is not None and os.path.isfile(path):
+                processes.setdefault(name.stem, []).append(name)
+            elif not file.endswith(".jsonl.gz.tmp"):  # a compression that a kill cut short; the original is there
+                foreign.append(file)
+        found.logs += [_rank_log(directory, folder, names) for names in processes.values()]
+
+    for what, names in (("symbolic link", links), ("file that is no run log|files that are no run logs", foreign)):
+        if names:
+            found.notes.append(f"skipped {_plural(len(names), what)} ({_some(names)})")
+    found.logs.sort(key=lambda log: (log.job, log.incarnation, log.rank, log.host))
+    found.notes += _newer_schemas(found.logs)
+    found.notes += _twins(found.logs)
+    return found
+
+
+def read(log: RankLog, types: Collection[str] | None = None) -> Iterator[dict[str, Any]]:
+    """The records of `log` in the order they were written, one at a time; only those of `types` if given.
+
+    Lines of other types are passed over without parsing them. Adds to ``log.notes`` what could not be read.
+    """
+    for path in log.segments:
+        yield from read_file(path, log.notes, types)
+
+
+def read_file(path: str, notes: list[str], types: Collection[str] | None = None) -> Iterator[dict[str, Any]]:
+    """The records of one file, plain or compressed; never raises for what is in it."""
+    wanted = {word.encode() for word in types or ()}
+    label = os.path.join(*path.split(os.sep)[-2:])
+    damaged = read = 0
+    empty, truncated = True, False
+    try:
+        with _open(path) as file:
+            for line in _lines(file):
+                empty, truncated = False, not line.endswith(b"\n")
+                kind = _TYPE.match(line) if wanted and not truncated else None
+                if kind is not None and kind[1] not in wanted:
+                    read += 1
+                    continue
+                record = decode(line)
+                if record is None:
+                    damaged += not truncated
+                    continue
+                truncated = False
+                read += 1
+                if types is None or record["type"] in types:
+                    yield record
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        notes.append(f"{label} is cut short or damaged: {_plural(read, 'record')} before that")
+    except OSError as error:
+        notes.append(f"{label} could not be read: {error.strerror or error}")
+    else:
+        if empty:
+            notes.append(f"{label} is empty")
+    if damaged:
+        notes.append(f"skipped {_plural(damaged, 'damaged line')} in {label}")
+    if truncated:
+        notes.append(f"skipped the last line of {label}, which is cut short")
+
+
+@contextmanager
+def _open(path: str) -> Iterator[IO[bytes]]:
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(fd, "rb") as file:
+        if path.endswith(".gz"):
+            with gzip.GzipFile(fileobj=file) as unpacked:
+                yield cast("IO[bytes]", unpacked)
+        else:
+            yield file
+
+
+def _lines(file: IO[bytes]) -> Iterator[bytes]:
+    """Lines with their ends; of one longer than `MAX_LINE`, only an empty damaged line remains."""
+    while line := file.readline(MAX_LINE):
+        if len(line) == MAX_LINE and not line.endswith(b"\n"):
+            while len(rest := file.readline(MAX_LINE)) == MAX_LINE and not rest.endswith(b"\n"):
+                pass
+            line = b"\n"
+        yield line
+
+
+def _rank_log(root: str, folder: str, names: list[SegmentName]) -> RankLog:
+    """The log that the files `names` of one process in `folder` make up."""
+    notes: list[str] = []
+    chosen: dict[int, SegmentName] = {}
+    for name in sorted(names, key=lambda name: (name.segment, name.compressed)):
+        if name.segment in chosen:
+            notes.append(f"{chosen[name.segment]} is there twice, plain and compressed; read once")
+        chosen[name.segment] = name  # the compressed one is complete: it gets its name last
+    paths = tuple(os.path.join(folder, str(name)) for name in chosen.values())
+
+    identity: dict[str, Any] = {}
+    readable = False
+    glances: list[str] = []
+    for path in paths:
+        for number, record in enumerate(read_file(path, glances)):
+            readable = True
+            if record["type"] == "identity":
+                identity = record
+            if identity or number >= IDENTITY_WITHIN:
+                break
+        if identity:
+            break
+    if not readable:
+        notes += glances  # nobody will read it again
+    elif not identity:
+        notes.append(f"{names[0]} has no identity line; rank and run are taken from its place")
+
+    place = os.path.abspath(folder)
+    job = identity.get("job")
+    job = job if isinstance(job, dict) else {}
+    rank = identity.get("rank")
+    return RankLog(
+        directory=os.path.relpath(folder, root),
+        rank=rank if type(rank) is int else names[0].rank,
+        job=_text(job, "id") or os.path.basename(os.path.dirname(place)),
+        incarnation=_text(job, "incarnation") or os.path.basename(place),
+        host=_text(identity, "host"),
+        identity=identity,
+        segments=paths,
+        notes=notes,
+        damaged=not readable,
+    )
+
+
+def _newer_schemas(logs: list[RankLog]) -> list[str]:
+    versions = Counter(
+        version for log in logs if type(version := log.identity.get("schema")) is int and version > SCHEMA_VERSION
+    )
+    return [
+        f"{_plural(many, 'rank')} wrote schema {version}, newer than the {SCHEMA_VERSION} known here: "
+        "what is known is read; update ddtrace-pytorch to see the rest"
+        for version, many in sorted(versions.items())
+    ]
+
+
+def _twins(logs: list[RankLog]) -> list[str]:
+    writers: dict[tuple[str, str, int], list[str]] = {}
+    for log in logs:
+        writers.setdefault((log.job, log.incarnation, log.rank), []).append(log.host or "an unknown host")
+    return [
+        f"rank {rank} of {job} ({incarnation}) was written by {len(hosts)} processes: {_some(hosts)}"
+        for (job, incarnation, rank), hosts in writers.items()
+        if len(hosts) > 1
+    ]
+
+
+def _text(record: Mapping[str, Any], key: str) -> str:
+    value = record.get(key)
+    return value if isinstance(value, str) else ""
+
+
+def _plural(many: int, word: str) -> str:
+    """`1 word`, `2 words`; irregular ones are given as ``one|many``."""
+    one, _, other = word.partition("|")
+    return f"{many:,} {one if many == 1 else other or one + 's'}"
+
+
+def _some(names: list[str], limit: int = 3) -> str:
+    return ", ".join(names[:limit]) + (f", … {len(names) - limit} more" if len(names) > limit else "")
