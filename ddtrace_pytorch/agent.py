@@ -1,0 +1,120 @@
+"""Our way to the Datadog Agent: does one answer, and sending a finished span through ddtrace's own writer.
+
+Our spans skip ddtrace's aggregator, which keeps a trace until all its open spans have ended: the rank span is the
+parent of every user span, so a trace of its would end with the job.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import socket
+from itertools import chain
+from urllib.parse import urlsplit
+
+import ddtrace
+from ddtrace.constants import ENV_KEY, MANUAL_KEEP_KEY, USER_KEEP, VERSION_KEY
+from ddtrace.internal.runtime import get_runtime_id
+from ddtrace.trace import Context, Span, tracer
+
+from ddtrace_pytorch.spans import SpanRecord
+
+ANSWER_SECONDS = 0.2
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def url() -> str | None:
+    """Where ddtrace sends traces; None when that is no Agent (agentless intake, Lambda's log)."""
+    address = tracer.agent_trace_url
+    return str(address) if address else None
+
+
+def answers(timeout: float = ANSWER_SECONDS) -> bool:
+    """Whether something speaking HTTP answers at :func:`url` within `timeout` seconds per socket operation.
+
+    Without an Agent in between, ddtrace's writer is taken at its word.
+    """
+    address = url()
+    if address is None:
+        return True
+    parts = urlsplit(address)
+    connection: http.client.HTTPConnection
+    if parts.scheme == "unix":
+        connection = _UnixConnection(parts.path, timeout)
+    elif parts.scheme == "https":
+        connection = http.client.HTTPSConnection(parts.hostname or "localhost", parts.port, timeout=timeout)
+    else:
+        connection = http.client.HTTPConnection(parts.hostname or "localhost", parts.port, timeout=timeout)
+    try:
+        connection.request("GET", "/info")
+        return connection.getresponse().status < 500
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def send(record: SpanRecord) -> None:
+    """Hand one span to ddtrace's processors and writer. Keep priority; user trace filters see it."""
+    _revive_after_fork()
+    aggregator = tracer._span_aggregator
+    spans = [_ddtrace_span(record)]
+    for processor in chain(
+        aggregator.dd_processors,
+        aggregator.user_processors,
+        (aggregator.sampling_processor, aggregator.tags_processor, aggregator.service_name_processor),
+    ):
+        spans = processor.process_trace(spans) or []
+        if not spans:
+            return
+    aggregator.writer.write(spans)
+
+
+def flush() -> None:
+    """Make ddtrace's writer send what it holds, ours and the user's. Blocks while the Agent is slow."""
+    _revive_after_fork()
+    tracer.flush()
+
+
+def _revive_after_fork() -> None:
+    # From 4.15 a forked child's writer is made at the first span it starts; ours are not started, only sent.
+    revive = getattr(tracer, "_ensure_post_fork_writer", None)
+    if revive is not None:
+        revive()
+
+
+def _ddtrace_span(record: SpanRecord) -> Span:
+    span = Span(
+        name=record.name,
+        service=record.service,
+        resource=record.resource,
+        trace_id=record.trace_id,
+        span_id=record.span_id,
+        parent_id=record.parent_id,
+        context=Context(
+            trace_id=record.trace_id, span_id=record.parent_id, sampling_priority=USER_KEEP, is_remote=False
+        ),
+    )
+    span.start_ns = record.start
+    span.duration_ns = record.duration
+    if record.error:
+        span.error = 1
+    for name, value in {ENV_KEY: ddtrace.config.env, VERSION_KEY: ddtrace.config.version}.items():
+        if value:
+            span.set_tag(name, value)
+    span.set_tags({**ddtrace.config.tags, **record.tags, "runtime-id": get_runtime_id()})
+    span.set_tag(MANUAL_KEEP_KEY)
+    span.set_metrics({**record.metrics, "process_id": os.getpid(), "_dd.top_level": 1})
+    for link in record.links:
+        span.set_link(link.trace_id, link.span_id, attributes={"reason": link.why})
+    return span

@@ -1,0 +1,182 @@
+"""The writer thread: everything of a session that leaves the process goes through here.
+
+It asks whether an Agent answers, hands spans to ddtrace, and appends to the run log. Producers only put into two
+bounded queues; what does not fit is counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from ddtrace_pytorch import agent
+from ddtrace_pytorch.border import safely, warn_once
+from ddtrace_pytorch.clock import Clock
+from ddtrace_pytorch.runlog.writer import LogUnusable, RunLogFile, RunLogQueue, RunLogWriter, log_directory
+from ddtrace_pytorch.settings import Settings
+from ddtrace_pytorch.spans import SpanRecord
+
+log = logging.getLogger("ddtrace_pytorch")
+
+ASK_AGAIN_SECONDS = 60.0
+FRESH_SECONDS = 1.0
+SPANS_HELD = 1_000
+
+AGENT_MODES = ("auto", "agent", "both")
+LOG_MODES = ("local", "both")
+
+MiB = 1 << 20
+
+
+class Exporter:
+    """Owns the writer thread, the run log and our side of ddtrace's writer, for one session."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        rank: int,
+        clock: Clock,
+        identity: Callable[[], dict[str, Any]],
+        run: Callable[[], tuple[str, str] | None],
+    ) -> None:
+        """`identity` gives the run log's first record; `run` the job id and incarnation that name its directory,
+        None while the ranks have not agreed on them."""
+        self._settings = settings
+        self._rank = rank
+        self._clock = clock
+        self._identity = identity
+        self._run_ids = run
+        self._records = RunLogQueue()
+        self._spans: deque[SpanRecord] = deque(maxlen=SPANS_HELD)
+        self._spans_lost = 0
+        self._agent_answers: bool | None = None
+        self._asked_at = 0.0
+        self._log: RunLogWriter | None = None
+        self._log_refused = False
+        self._wake = threading.Event()
+        self._drains: deque[threading.Event] = deque()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="ddtrace_pytorch.writer", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def put(self, record: dict[str, Any]) -> None:
+        """Queue one run-log record; never blocks, never raises."""
+        self._records.put(record)
+
+    def put_span(self, span: SpanRecord, partial: bool = False) -> None:
+        """Queue one span for the Agent and, unless it is a snapshot, for the run log."""
+        if self._settings.export in AGENT_MODES:
+            if len(self._spans) == SPANS_HELD:
+                self._spans_lost += 1
+            self._spans.append(span)
+        if not partial:
+            self._records.put(span.as_log_record())
+        self.wake()
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    def drain(self, timeout: float) -> bool:
+        """Send and write all that is queued, flush ddtrace's writer; whether it was done within `timeout` seconds."""
+        done = threading.Event()
+        self._drains.append(done)
+        self.wake()
+        return done.wait(timeout)
+
+    def close(self, timeout: float) -> bool:
+        """Drain and end the thread; whether it ended within `timeout` seconds."""
+        self._closing = True
+        self.wake()
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._closing:
+            self._wake.wait()
+            self._wake.clear()
+            waiting = [self._drains.popleft() for _ in range(len(self._drains))]
+            self._work(last=self._closing or bool(waiting))
+            for done in waiting:
+                done.set()
+        self._work(last=True)
+        while self._drains:
+            self._drains.popleft().set()
+        if self._log is not None:
+            self._log.close()
+
+    @safely("export what was recorded")
+    def _work(self, last: bool) -> None:
+        self._ask(FRESH_SECONDS if last else ASK_AGAIN_SECONDS)
+        while self._agent_answers and self._spans:
+            agent.send(self._spans.popleft())
+        # Before the log: a full or frozen disk must not keep the Agent waiting.
+        if last and self._agent_answers:
+            agent.flush()
+        self._write_log()
+
+    def _ask(self, older_than: float) -> None:
+        if self._settings.export not in AGENT_MODES:
+            return
+        if self._agent_answers is None or time.monotonic() - self._asked_at >= older_than:
+            self._agent_answers = agent.answers()
+            self._asked_at = time.monotonic()
+
+    def _write_log(self) -> None:
+        if self._log is None and self._log_wanted():
+            self._log = self._open_log()
+            if self._log is None and not self._log_refused:
+                return  # the ranks have not agreed yet: what was recorded stays in the queue
+        if self._log is None:
+            self._records.take()
+        else:
+            self._log.flush()
+
+    def _log_wanted(self) -> bool:
+        settings = self._settings
+        if self._log_refused or self._rank not in settings.log_ranks:
+            return False
+        if settings.export == "auto":
+            return settings.log_dir is not None or not self._agent_answers
+        return settings.export in LOG_MODES
+
+    def _open_log(self) -> RunLogWriter | None:
+        run = self._run_ids()
+        if run is None:
+            return None
+        settings = self._settings
+        directory = log_directory(settings.log_root, *run)
+        file = RunLogFile(
+            directory,
+            self._rank,
+            self._identity,
+            int(settings.log_max_mb * MiB),
+            guarded=None if settings.log_dir else settings.log_root,
+            clock=self._clock.now,
+        )
+        try:
+            file.open()
+        except LogUnusable as reason:
+            self._log_refused = True
+            warn_once(f"no run log: {reason}")
+            return None
+        if settings.export == "auto" and not self._agent_answers and self._rank == 0:
+            self._announce(directory)
+        return RunLogWriter(file, self._records)
+
+    def _announce(self, directory: str) -> None:
+        line = (
+            f"no Datadog Agent answers at {agent.url()}; the run log is in {directory} "
+            f"(to read it: ddtrace-pytorch report {directory})"
+        )
+        if log.isEnabledFor(logging.INFO):
+            log.info(line)
+        else:
+            # Where logging is not set up nobody would ever learn of the directory: one line, from one rank.
+            sys.stderr.write(f"INFO ddtrace_pytorch: {line}\n")

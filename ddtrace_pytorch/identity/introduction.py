@@ -1,0 +1,116 @@
+"""How the ranks of one process group come to the same job id and incarnation.
+
+Rank 0 writes both into the process group's own store; the others look for the key from a thread of their own, so
+the training thread waits for nobody. The key carries the number of this init in the process and the restart count:
+what an earlier session left in the store must not be taken for this one's.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ddtrace_pytorch.identity.job import Job
+
+log = logging.getLogger("ddtrace_pytorch")
+
+GENERATED = "generated"
+
+# A rank that has heard nothing by then goes on under an incarnation of its own.
+PATIENCE_SECONDS = 30.0
+# At the end of a session the key is worth this much waiting: rank 0 wrote it at its start.
+LAST_LOOK_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Introduced:
+    """What the ranks agreed on. `source` says where the id is from: a variable's name or :data:`GENERATED`."""
+
+    job_id: str
+    source: str
+    incarnation: str
+    agreed: bool
+
+
+def key(ordinal: int, restart_count: str) -> str:
+    """The store key of one session: `ordinal` counts the inits of this process."""
+    return f"ddtrace_pytorch/introduction/{restart_count}/{ordinal}"
+
+
+def new_incarnation() -> str:
+    """A sortable id: UTC start, then random."""
+    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()) + "-" + secrets.token_hex(4)
+
+
+class Introduction:
+    """Runs :meth:`agree` on the store thread; :meth:`hurry` makes it come to an end."""
+
+    def __init__(self, job: Job, rank: int, world_size: int, store: Any | None, ordinal: int) -> None:
+        self._job = job
+        self._rank = rank
+        self._alone = world_size == 1 or store is None
+        self._store: Any = store
+        self._key = key(ordinal, job.restart_count)
+        self._hurry = threading.Event()
+
+    def hurry(self) -> None:
+        self._hurry.set()
+
+    def agree(self, meanwhile: Callable[[], None]) -> Introduced:
+        """Agree with the other ranks. `meanwhile` is done once, after rank 0 has spoken and before others listen."""
+        own = Introduced(
+            job_id=self._job.id or "job-" + secrets.token_hex(6),
+            source=self._job.source or GENERATED,
+            incarnation=new_incarnation(),
+            agreed=self._alone or self._rank == 0,
+        )
+        if self._alone:
+            meanwhile()
+            return own
+        try:
+            if self._rank == 0:
+                message = {"job_id": own.job_id, "source": own.source, "incarnation": own.incarnation}
+                self._store.set(self._key, json.dumps(message))
+                meanwhile()
+                return own
+            meanwhile()
+            return self._listen(own)
+        except Exception as error:
+            # Stores raise their own kinds (a vanished host, a closed client); alone is then the honest answer.
+            log.warning(
+                "the process group's store did not let the ranks agree on an id; this rank's is its own (%s)", error
+            )
+            return own
+        finally:
+            self._store = None
+
+    def _listen(self, own: Introduced) -> Introduced:
+        # A connection of our own where there is one, so that a look never queues behind the user's own waiting.
+        store = self._store.clone() if hasattr(self._store, "clone") else self._store
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        pause = 0.01
+        while not store.check([self._key]):
+            if self._hurry.is_set():
+                deadline = min(deadline, time.monotonic() + LAST_LOOK_SECONDS)
+            if time.monotonic() >= deadline:
+                log.warning(
+                    "rank 0 said no job id and no incarnation; this rank (%d) goes on under its own", self._rank
+                )
+                return own
+            self._hurry.wait(pause)
+            if self._hurry.is_set():
+                time.sleep(0.01)
+            pause = min(pause * 1.5, 0.5)
+        said = json.loads(store.get(self._key))
+        return Introduced(
+            job_id=self._job.id or said["job_id"],
+            source=self._job.source or said["source"],
+            incarnation=said["incarnation"],
+            agreed=True,
+        )

@@ -1,0 +1,180 @@
+"""What is switched on in torch, and how it is given back. The one place that knows whether we are on."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import inspect
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from ddtrace_pytorch import autoload
+from ddtrace_pytorch.border import log, safely, warn_once
+from ddtrace_pytorch.collectives import in_place
+from ddtrace_pytorch.patch import SUPPORTED_TORCH, get_version
+from ddtrace_pytorch.spans import End
+from ddtrace_pytorch.training import frameworks
+
+Undo = Callable[[], None]
+
+_lock = threading.RLock()
+_switched_on: Instrumentation | None = None
+_at_fork_registered = False
+
+
+@safely("instrument torch")
+def switch_on() -> None:
+    """What :func:`ddtrace_pytorch.patch` does."""
+    global _switched_on
+    with _lock:
+        if _switched_on is not None or not _torch_is_supported():
+            return
+        autoload.install("explicit")
+        import torch
+
+        _retire_the_built_in(torch)
+        instrumentation = Instrumentation(torch)
+        _switched_on = instrumentation
+        _register_at_fork()
+        instrumentation.install()
+
+
+@safely("give torch back")
+def switch_off() -> None:
+    """What :func:`ddtrace_pytorch.unpatch` does."""
+    global _switched_on
+    with _lock:
+        instrumentation, _switched_on = _switched_on, None
+        if instrumentation is not None:
+            instrumentation.remove()
+
+
+def is_on() -> bool:
+    return _switched_on is not None
+
+
+def _torch_is_supported() -> bool:
+    version = get_version()
+    if not version:
+        warn_once(f"torch is not installed; ddtrace-pytorch instruments nothing (it needs torch {SUPPORTED_TORCH})")
+        return False
+    try:
+        supported = Version(version) in SpecifierSet(SUPPORTED_TORCH)
+    except InvalidVersion:
+        supported = False
+    if not supported:
+        warn_once(
+            f"torch {version} is not supported; ddtrace-pytorch instruments nothing (it needs torch {SUPPORTED_TORCH})"
+        )
+    return supported
+
+
+def _retire_the_built_in(torch: Any) -> None:
+    # It can only be on if it was patched before either door opened.
+    unpatch = autoload.built_in("unpatch")
+    if getattr(torch, "_datadog_patch", False) and unpatch is not None:
+        unpatch()
+
+
+def _register_at_fork() -> None:
+    # Python has no way to take such a registration back, so it is made once and asks whether we are on.
+    global _at_fork_registered
+    if _at_fork_registered:
+        return
+    _at_fork_registered = True
+
+    def in_child() -> None:
+        global _lock
+        _lock = threading.RLock()
+        if _switched_on is not None:
+            _switched_on.lifecycle.after_fork_in_child()
+
+    os.register_at_fork(
+        before=lambda: _switched_on.lifecycle.before_fork() if _switched_on is not None else None,
+        after_in_parent=lambda: _switched_on.lifecycle.after_fork() if _switched_on is not None else None,
+        after_in_child=in_child,
+    )
+
+
+class Instrumentation:
+    """Everything that is instrumented in one process, from :meth:`install` to :meth:`remove`."""
+
+    def __init__(self, torch: Any) -> None:
+        from ddtrace_pytorch.lifecycle import Lifecycle
+
+        self.lifecycle = Lifecycle()
+        self._torch = torch
+        self._undo: list[Undo] = []
+
+    def install(self) -> None:
+        distributed = self._torch.distributed
+        if distributed.is_available():
+            self._instrument("init_process_group", self._around_init)
+            self._instrument("destroy_process_group", self._around_destroy)
+        frameworks.watch(self.lifecycle.framework_seen, self._undo)
+        self._undo.append(self.lifecycle.steps.watch())
+        atexit.register(self.lifecycle.at_exit)
+        self._torch._datadog_patch = True
+        if distributed.is_available() and distributed.is_initialized():
+            self.lifecycle.group_made(distributed)
+
+    def remove(self) -> None:
+        self.lifecycle.close(End("unpatched"))
+        atexit.unregister(self.lifecycle.at_exit)
+        while self._undo:
+            self._undo.pop()()
+        self._torch._datadog_patch = False
+
+    def _instrument(self, name: str, around: in_place.Around) -> None:
+        """In place; where this torch's function has a shape we don't know, through a proxy in both modules."""
+        c10d = self._torch.distributed.distributed_c10d
+        function = getattr(c10d, name)
+        try:
+            self._undo.append(in_place.instrument(function, around))
+        except in_place.UnknownShape as shape:
+            log.info("%s is wrapped, not instrumented in place: %s", name, shape)
+            self.lifecycle.instrument = "wrapt"
+            self._undo += in_place.wrap((self._torch.distributed, c10d), name, around)
+
+    def _around_init(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        lifecycle, distributed = self.lifecycle, self._torch.distributed
+
+        @functools.wraps(original)
+        def init_process_group(*args: Any, **kwargs: Any) -> Any:
+            try:
+                result = original(*args, **kwargs)
+            except BaseException as error:
+                lifecycle.group_failed(error, _arguments(original, args, kwargs))
+                raise
+            lifecycle.group_made(distributed)
+            return result
+
+        return init_process_group
+
+    def _around_destroy(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        lifecycle, distributed = self.lifecycle, self._torch.distributed
+
+        @functools.wraps(original)
+        def destroy_process_group(group: Any = None) -> Any:
+            if group is not None and group is not distributed.group.WORLD:
+                return original(group)
+            on_its_way = sys.exc_info()[1]
+            lifecycle.group_going()
+            result = original(group)
+            lifecycle.close(End("destroyed") if on_its_way is None else End("exception", on_its_way))
+            return result
+
+        return destroy_process_group
+
+
+def _arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return inspect.signature(function).bind_partial(*args, **kwargs).arguments
+    except TypeError:
+        return kwargs

@@ -1,0 +1,167 @@
+"""When sessions open and close: process groups made, failed and destroyed, a first optimizer step, exit, fork."""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.util
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from ddtrace.trace import tracer
+
+from ddtrace_pytorch.border import safely
+from ddtrace_pytorch.identity import job as jobs
+from ddtrace_pytorch.session import Member, Session
+from ddtrace_pytorch.settings import load as load_settings
+from ddtrace_pytorch.spans import End
+from ddtrace_pytorch.training import frameworks
+from ddtrace_pytorch.training.steps import Steps
+
+
+class Lifecycle:
+    """The session of this process, if there is one; every method may be called from user code and never raises."""
+
+    def __init__(self) -> None:
+        self.current: Session | None = None
+        self.instrument = "in_place"
+        self.steps = Steps(self._first_stepped, self._stepped)
+        self._groups = 0
+        self._lock = threading.Lock()
+        self._last_error = getattr(sys, "last_value", None)
+        self._hears_multiprocessing = False
+        self._forking = threading.local()
+
+    @safely("open a session for the process group")
+    def group_made(self, distributed: Any) -> None:
+        """A default process group is up."""
+        member = Member(
+            rank=distributed.get_rank(),
+            world_size=distributed.get_world_size(),
+            backend=str(distributed.get_backend()),
+            store=distributed.distributed_c10d._get_default_store(),
+            ordinal=self._groups,
+            device_index=_chosen_device(),
+        )
+        self._groups += 1
+        self._open(member)
+
+    @safely("record the failed process group")
+    def group_failed(self, error: BaseException, arguments: Mapping[str, Any]) -> None:
+        """`init_process_group` raised: a span with the error, as much of this rank's place as is known, and the end."""
+        rank = _known(arguments.get("rank"), jobs.rank_hint(os.environ)[0])
+        world_size = _known(arguments.get("world_size"), jobs.world_size_hint(os.environ)[0])
+        member = Member(
+            rank=rank or 0, world_size=world_size or 1, backend=_text(arguments.get("backend")), ordinal=self._groups
+        )
+        session = self._open(member)
+        if session is None:
+            return
+        init_method = _text(arguments.get("init_method"))
+        session.learn({"pytorch.init_method": init_method} if init_method else {})
+        self.close(End("exception", error))
+
+    @safely("prepare for the end of the process group")
+    def group_going(self) -> None:
+        """The default group is about to be destroyed, and its store with it."""
+        if self.current is not None:
+            self.current.leave_store(timeout=1.0)
+
+    @safely("close the session")
+    def close(self, end: End) -> None:
+        with self._lock:
+            session, self.current = self.current, None
+        if session is not None:
+            session.close(end)
+
+    @safely("follow the first optimizer step")
+    def _first_stepped(self) -> None:
+        if self.current is None and self._groups == 0:
+            self._open(Member(rank=0, world_size=1))
+        if self.current is not None:
+            self.current.learn_device(sys.modules["torch"])
+
+    def _stepped(self) -> None:
+        if self.current is not None:
+            self.current.keep_signals()
+
+    @safely("tag the framework")
+    def framework_seen(self, word: str) -> None:
+        session = self.current
+        if session is not None:
+            session.learn({"framework": frameworks.stronger(session.span.tags()["framework"], word)})
+
+    def at_exit(self) -> None:
+        """The interpreter (or a multiprocessing child) ends: by itself, by SystemExit or by an exception."""
+        self.close(_how_it_ends(self._last_error))
+
+    def before_fork(self) -> None:
+        """No SIGTERM between the fork and :meth:`after_fork_in_child`: the child would write it into the pipe that it
+        still shares with its parent, and the parent would die of it."""
+        if self.current is not None:
+            self._forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def after_fork(self) -> None:
+        mask = self._forking.__dict__.pop("mask", None)
+        if mask is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def after_fork_in_child(self) -> None:
+        """The child has no session, whatever its parent has; it may open one of its own."""
+        session, self.current = self.current, None
+        self._lock = threading.Lock()
+        self._groups = 0
+        self._hears_multiprocessing = False
+        self.steps.begin_anew()
+        if session is not None:
+            session.abandon()
+        self.after_fork()
+
+    def _open(self, member: Member) -> Session | None:
+        self.close(End("replaced"))
+        settings = load_settings()
+        if not settings.trace_enabled or not tracer.enabled or settings.export == "none":
+            return None
+        session = Session(member, settings, self.instrument)
+        session.open()
+        self.current = session
+        self.steps.begin_anew()
+        self._hear_multiprocessing()
+        return session
+
+    def _hear_multiprocessing(self) -> None:
+        # A child that multiprocessing forked ends in os._exit: atexit never runs there, its finalizers do.
+        if not self._hears_multiprocessing and multiprocessing.parent_process() is not None:
+            self._hears_multiprocessing = True
+            multiprocessing.util.Finalize(None, self.at_exit, exitpriority=100)
+
+
+def _how_it_ends(seen_before: BaseException | None) -> End:
+    # The interpreter keeps the exception that ended the main thread; in a multiprocessing child it is still on its
+    # way when the exit functions run.
+    uncaught = getattr(sys, "last_value", None)
+    if uncaught is None or uncaught is seen_before:
+        uncaught = sys.exc_info()[1]
+    if isinstance(uncaught, SystemExit) and uncaught.code not in (None, 0):
+        uncaught = uncaught.__context__ or uncaught
+    if uncaught is None or (isinstance(uncaught, SystemExit) and uncaught.code in (None, 0)):
+        return End("exit")
+    return End("exception", uncaught)
+
+
+def _chosen_device() -> int | None:
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return int(torch.cuda.current_device())
+    return None
+
+
+def _known(argument: Any, hint: int | None) -> int | None:
+    return argument if isinstance(argument, int) and argument >= 0 else hint
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None

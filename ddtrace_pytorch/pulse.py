@@ -1,0 +1,65 @@
+"""The Pulse: a daemon thread, about one beat a second, that keeps a session's time.
+
+It touches no file, no store and no user code, so a beat is never late. It also sleeps on the pipe that tells of
+signals, so that a SIGTERM is heard at once even while the main thread is blocked in C++.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ddtrace_pytorch.border import safely
+from ddtrace_pytorch.termination import SignalPipe
+
+
+@dataclass
+class Task:
+    """Something to do every `interval` seconds, the first time at `due` on the monotonic clock."""
+
+    run: Callable[[], None]
+    interval: float
+    due: float
+
+
+def task(what: str, run: Callable[[], None], interval: float, first: float | None = None) -> Task:
+    """A task that starts `first` (default: `interval`) seconds from now; `what` says in the log what failed."""
+    return Task(safely(what)(run), interval, time.monotonic() + (interval if first is None else first))
+
+
+class Pulse:
+    """Runs tasks on their schedule and passes on what the signal pipe says, until stopped."""
+
+    def __init__(self, tasks: list[Task], pipe: SignalPipe, on_signals: Callable[[bytes], None]) -> None:
+        self._tasks = tasks
+        self._pipe = pipe
+        self._on_signals = safely("handle a signal")(on_signals)
+        self._stopped = False
+        self.thread = threading.Thread(target=self._run, name="ddtrace_pytorch.pulse", daemon=True)
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def stop(self, timeout: float) -> None:
+        """End the thread and wait for it; called on the Pulse itself, it only ends it."""
+        self._stopped = True
+        self._pipe.poke()
+        if threading.current_thread() is not self.thread:
+            self.thread.join(timeout)
+
+    def _run(self) -> None:
+        while not self._stopped:
+            next_due = min(task.due for task in self._tasks)
+            heard = self._pipe.wait(max(0.0, next_due - time.monotonic()))
+            if self._stopped:
+                return
+            if heard:
+                self._on_signals(heard)
+            now = time.monotonic()
+            for task in self._tasks:
+                if now >= task.due:
+                    task.run()
+                    # A beat missed while the process was stopped is not made up for.
+                    task.due = max(task.due + task.interval, now)

@@ -1,0 +1,289 @@
+"""The session: one for each life of a process group (or of a single process that trains).
+
+It owns the identity, the rank span, the Pulse and the exporter; it opens once, closes once, and lets no error of
+ours into training.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ddtrace
+
+from ddtrace_pytorch import parenthood
+from ddtrace_pytorch._version import __version__
+from ddtrace_pytorch.border import safely, warn_once
+from ddtrace_pytorch.clock import Clock
+from ddtrace_pytorch.exporter import Exporter
+from ddtrace_pytorch.identity import device as devices
+from ddtrace_pytorch.identity import job as jobs
+from ddtrace_pytorch.identity import runtime
+from ddtrace_pytorch.identity.introduction import Introduced, Introduction
+from ddtrace_pytorch.pulse import Pulse, task
+from ddtrace_pytorch.rank_span import RankSpan
+from ddtrace_pytorch.runlog.schema import SCHEMA_VERSION
+from ddtrace_pytorch.settings import Settings
+from ddtrace_pytorch.spans import End
+from ddtrace_pytorch.termination import Handler, SignalPipe, die, ends_in_default, on_main_thread
+
+BEAT_SECONDS = 1.0
+FIRST_SNAPSHOT_SECONDS = 10.0
+# For all of a close, and for what is sent between a SIGTERM and its being raised again.
+CLOSE_SECONDS = 2.0
+FAREWELL_SECONDS = 1.8
+
+
+@dataclass(frozen=True)
+class Member:
+    """This process' place in a process group. A single process is rank 0 of 1 without backend and store."""
+
+    rank: int
+    world_size: int
+    backend: str | None = None
+    store: Any | None = None
+    # How many groups this process had before.
+    ordinal: int = 0
+    # torch's device index, where the user's code has already chosen one.
+    device_index: int | None = None
+
+
+class Session:
+    """Everything of ours between the opening of a process group and its end."""
+
+    def __init__(self, member: Member, settings: Settings, instrument: str) -> None:
+        """Build without side effects; :meth:`open` starts the threads. Costs the training thread about 1 ms."""
+        environ = dict(os.environ)
+        self.member = member
+        self._settings = settings
+        self._clock = Clock()
+        self._job = jobs.identify(environ)
+        self._introduction = Introduction(self._job, member.rank, member.world_size, member.store, member.ordinal)
+        self._introduced: Introduced | None = None
+        self._device: devices.Device | None = None
+        self._host = socket.gethostname()
+        parent, link = parenthood.surroundings()
+        self.span = RankSpan(
+            service=settings.service,
+            rank=member.rank,
+            start=self._clock.now(),
+            tags=self._opening_tags(environ, instrument),
+            metrics={"rank": member.rank, "world_size": member.world_size},
+            parent=parent,
+            link=link,
+        )
+        self._exporter = Exporter(settings, member.rank, self._clock, self._identity, self._run_ids)
+        self._store_thread = threading.Thread(target=self._introduce, name="ddtrace_pytorch.store", daemon=True)
+        self._pipe = SignalPipe()
+        self._handler = Handler(self._pipe)
+        self._pulse = Pulse(
+            [
+                task("beat", self._beat, BEAT_SECONDS),
+                task("rotate the rank span", self.rotate, settings.rotation_seconds),
+                task(
+                    "send a snapshot of the rank span",
+                    self.snapshot,
+                    settings.snapshot_seconds,
+                    first=min(FIRST_SNAPSHOT_SECONDS, settings.snapshot_seconds),
+                ),
+            ],
+            self._pipe,
+            self._on_signals,
+        )
+        self._beats = 0
+        self._signals_kept_at = 0
+        self._terminated = False
+        self._closing = threading.Lock()
+        self._closed = False
+
+    def open(self) -> None:
+        for complaint in (*self._settings.complaints, *self._job.complaints):
+            warn_once(complaint)
+        parenthood.adopt(self.span)
+        self._exporter.start()
+        self._store_thread.start()
+        on_main_thread(self._handler.install)
+        self._pulse.start()
+
+    def close(self, end: End, timeout: float = CLOSE_SECONDS) -> None:
+        """End the span, send and write everything, stop all threads; at most about `timeout` seconds. Only once."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+        deadline = time.monotonic() + timeout
+        self.leave_store(timeout)
+        if self._terminated and end.error is None:
+            end = End("signal:SIGTERM")
+        self._exporter.put_span(self.span.finish(self._clock.now(), end))
+        parenthood.release()
+        self._exporter.close(deadline - time.monotonic())
+        self._pulse.stop(max(0.1, deadline - time.monotonic()))
+        self._handler.retire()
+        on_main_thread(self._handler.remove)
+
+    def leave_store(self, timeout: float) -> None:
+        """Be done with the process group's store: no thread of ours may be in it when the group goes."""
+        self._introduction.hurry()
+        self._store_thread.join(timeout)
+
+    def abandon(self) -> None:
+        """In a forked child: forget the parent's session without touching its threads, locks or files."""
+        parenthood.release()
+        self._handler.remove()
+
+    def keep_signals(self) -> None:
+        """Take the wakeup descriptor back if asyncio gave it up, at most once a beat. Called where training steps."""
+        if self._beats != self._signals_kept_at and threading.current_thread() is threading.main_thread():
+            self._signals_kept_at = self._beats
+            self._pipe.attach()
+
+    def learn(self, tags: Mapping[str, str]) -> None:
+        """Add what was learnt after opening to the span and, as a further identity record, to the run log."""
+        known = self.span.tags()
+        if any(known.get(name) != value for name, value in tags.items()):
+            self.span.update(tags)
+            if self._introduced is not None:  # before that, the log's first record is still to be written
+                self._exporter.put(self._identity())
+
+    def learn_device(self, torch: Any) -> None:
+        """What only torch knows of the GPU, read on the training thread once the user's code has initialised CUDA."""
+        if not torch.cuda.is_initialized():
+            return
+        index = torch.cuda.current_device()
+        device = devices.find(index, os.environ.get("CUDA_VISIBLE_DEVICES")) or devices.Device("cuda", index)
+        self._know_device(devices.with_torch_properties(device, torch.cuda.get_device_properties(index)))
+
+    def _know_device(self, device: devices.Device) -> None:
+        self._device = device
+        for complaint in device.complaints:
+            warn_once(complaint)
+        self.learn(_texts(device.tags()))
+
+    def _opening_tags(self, environ: Mapping[str, str], instrument: str) -> dict[str, str]:
+        job = self._job
+        tags = {
+            "component": "pytorch",
+            "framework": "none",
+            "host": self._host,
+            "pytorch.node": self._host,
+            "pytorch.instrument": instrument,
+            **job.ids,
+            **job.tags,
+            **_texts(runtime.environment_facts(environ)),
+        }
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            tags |= _texts(runtime.torch_facts(torch))
+        optional = {
+            "launcher": job.launcher,
+            "pytorch.attempt": None if job.attempt is None else str(job.attempt),
+            "torch.distributed.backend": self.member.backend,
+        }
+        tags |= {name: value for name, value in optional.items() if value is not None}
+        if job.id is not None:
+            tags |= _job_tags(job.id, job.source or "")
+        return tags
+
+    @safely("agree on ids with the other ranks")
+    def _introduce(self) -> None:
+        self._introduced = said = self._introduction.agree(meanwhile=self._look_for_device)
+        self.span.update({**_job_tags(said.job_id, said.source), "pytorch.incarnation": said.incarnation})
+        self._exporter.wake()
+
+    @safely("find this rank's device")
+    def _look_for_device(self) -> None:
+        torch = sys.modules.get("torch")
+        if torch is None:
+            return
+        cuda_build = getattr(torch.version, "cuda", None) is not None
+        local = self.member.device_index
+        if local is None:
+            local = jobs.local_rank_hint(os.environ)[0] or 0
+        device = devices.find(local, os.environ.get("CUDA_VISIBLE_DEVICES")) if cuda_build else None
+        self._know_device(device or devices.Device("cpu"))
+        self.learn(_texts(runtime.cudnn_version(torch)))
+
+    def _run_ids(self) -> tuple[str, str] | None:
+        said = self._introduced
+        return None if said is None else (said.job_id, said.incarnation)
+
+    def _identity(self) -> dict[str, Any]:
+        job, said, device = self._job, self._introduced, self._device
+        now = self._clock.now()
+        return {
+            "type": "identity",
+            "schema": SCHEMA_VERSION,
+            "ts": now,
+            "mono": self._clock.monotonic(now),
+            "rank": self.member.rank,
+            "world_size": self.member.world_size,
+            "host": self._host,
+            "node": self._host,
+            "pid": os.getpid(),
+            "source": "trainer",
+            "job": {
+                "id": said.job_id if said else job.id,
+                "source": said.source if said else job.source,
+                "attempt": job.attempt,
+                "incarnation": said.incarnation if said else None,
+                "launcher": job.launcher,
+                "ids": job.ids,
+            },
+            "device": None if device is None else device.tags(),
+            "tags": self.span.tags(),
+            "versions": {
+                "ddtrace_pytorch": __version__,
+                "ddtrace": ddtrace.__version__,
+                "torch": str(getattr(sys.modules.get("torch"), "__version__", "")),
+                "python": platform.python_version(),
+            },
+        }
+
+    def _beat(self) -> None:
+        self._beats += 1
+        self._exporter.put({"type": "beat", "ts": self._clock.now(), "seq": self._beats})
+        self._exporter.wake()
+
+    def rotate(self) -> None:
+        self._exporter.put_span(self.span.rotate(self._clock.now()))
+
+    def snapshot(self) -> None:
+        self._exporter.put_span(self.span.snapshot(self._clock.now()), partial=True)
+
+    def _on_signals(self, heard: bytes) -> None:
+        if signal.SIGTERM not in heard:
+            return
+        self._terminated = True
+        if ends_in_default(signal.getsignal(signal.SIGTERM)):
+            self._farewell()
+        else:
+            self.snapshot()
+            self._exporter.drain(FAREWELL_SECONDS)
+        self._handler.answered()
+
+    def _farewell(self) -> None:
+        with self._closing:
+            if not self._closed:
+                self._exporter.put_span(self.span.finish(self._clock.now(), End("signal:SIGTERM")))
+        self._exporter.drain(FAREWELL_SECONDS)
+        die(signal.SIGTERM)
+        # Still here: PID 1 of a container, which the kernel spares.
+        self._terminated = False
+        self.span.reopen(self._clock.now())
+
+
+def _job_tags(job_id: str, source: str) -> dict[str, str]:
+    return {"training_job.id": job_id, "job_id": job_id, "training_job.id.source": source}
+
+
+def _texts(facts: Mapping[str, object]) -> dict[str, str]:
+    return {name: str(value) for name, value in facts.items()}

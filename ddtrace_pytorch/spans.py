@@ -1,0 +1,91 @@
+"""A finished (or snapshotted) span of ours as plain data, on its way to the Agent and the run log."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+STACK_FRAMES = 30
+MESSAGE_LIMIT = 2_000
+
+
+@dataclass(frozen=True)
+class SpanLink:
+    trace_id: int
+    span_id: int
+    why: str
+
+
+@dataclass(frozen=True)
+class SpanRecord:
+    """One span; `start` and `duration` in nanoseconds, `start` since the epoch."""
+
+    name: str
+    resource: str
+    service: str
+    trace_id: int
+    span_id: int
+    parent_id: int | None
+    start: int
+    duration: int
+    tags: Mapping[str, str]
+    metrics: Mapping[str, float]
+    links: tuple[SpanLink, ...] = ()
+    error: bool = False
+
+    def as_log_record(self) -> dict[str, Any]:
+        """The record of type ``span`` of the run log."""
+        return {
+            "type": "span",
+            "ts": self.start + self.duration,
+            "name": self.name,
+            "resource": self.resource,
+            "service": self.service,
+            "trace_id": f"{self.trace_id:032x}",
+            "span_id": str(self.span_id),
+            "parent_id": str(self.parent_id) if self.parent_id else None,
+            "start": self.start,
+            "duration": self.duration,
+            "error": int(self.error),
+            "tags": dict(self.tags),
+            "metrics": dict(self.metrics),
+            "links": [
+                {"trace_id": f"{link.trace_id:032x}", "span_id": str(link.span_id), "why": link.why}
+                for link in self.links
+            ],
+        }
+
+
+@dataclass(frozen=True)
+class End:
+    """Why a rank span ended: `reason` is the tag ``pytorch.end_reason``."""
+
+    reason: str
+    error: BaseException | None = field(default=None, compare=False)
+
+    @property
+    def is_error(self) -> bool:
+        return self.error is not None or self.reason.startswith("signal:")
+
+    def tags(self) -> dict[str, str]:
+        tags = {"pytorch.end_reason": self.reason}
+        if self.error is not None:
+            tags |= describe_error(self.error)
+        elif self.is_error:
+            tags["error.message"] = f"ended by {self.reason.removeprefix('signal:')}"
+            tags["error.type"] = self.reason
+        return tags
+
+
+def describe_error(error: BaseException) -> dict[str, str]:
+    """ddtrace's error tags for `error`; never raises, whatever its ``__str__`` does."""
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    try:
+        message = str(error)
+        stack = "".join(traceback.format_exception(kind, error, error.__traceback__, limit=-STACK_FRAMES))
+    except Exception as broken:
+        message, stack = f"(its text raised {type(broken).__name__})", ""
+    return {"error.type": name, "error.message": message[:MESSAGE_LIMIT], "error.stack": stack[-16_000:]}

@@ -1,0 +1,37 @@
+"""Optimizer steps, through torch's own global hook: no optimizer is wrapped, and every class of them is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Undo = Callable[[], None]
+
+
+class Steps:
+    """Calls `first` after the first optimizer step and `every` after each, on the thread that trains."""
+
+    def __init__(self, first: Callable[[], object], every: Callable[[], object]) -> None:
+        self._first = first
+        self._every = every
+        self._fresh = True
+
+    def begin_anew(self) -> None:
+        """The next step is a first one again."""
+        self._fresh = True
+
+    def watch(self) -> Undo:
+        """Register with torch; gives what undoes it."""
+        from torch.compiler import is_compiling
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+            if is_compiling():
+                return
+            if self._fresh:
+                self._fresh = False
+                self._first()
+            self._every()
+
+        undo: Undo = register_optimizer_step_post_hook(after_step).remove
+        return undo
