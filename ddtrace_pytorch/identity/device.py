@@ -2,7 +2,8 @@
 
 A process that initialises CUDA can no longer fork workers that use it, and makes a context that takes memory; NVML
 does neither. What NVML does not know is which GPU CUDA calls number 0: ``CUDA_VISIBLE_DEVICES`` renumbers them, and is
-read here the way the driver reads it (each rule of :func:`visible_entries` was seen on a machine with two GPUs).
+read here the way the driver reads it (seen with driver 580 on a host with two GPUs; the rules for MIG slices follow
+NVIDIA's guide and were not seen).
 Integers in it are taken to be NVML's numbers (PCI order). Without ``CUDA_DEVICE_ORDER=PCI_BUS_ID`` the driver puts the
 fastest GPU first instead, which differs only where the GPUs of one host do; :func:`with_torch_properties` puts that
 right as soon as the user's own code has initialised CUDA.

@@ -29,8 +29,8 @@ FakeNvml, GPUS, SLICES, GIB = fake_nvml.FakeNvml, fake_nvml.GPUS, fake_nvml.SLIC
 A, B = "GPU-c6909485-c86b-edbd-daee-2c5fa831cf57", "GPU-2bbcf4c4-1012-f1f9-4ba8-21adfca399f5"
 
 
-# What driver 580 made of each text on a host with two GPUs, A and B: None where it showed no device. Lists of numbers
-# that end at one without a GPU are the business of `find`.
+# What driver 580 made of such texts on a host with two GPUs, A and B. Lists that end at a number or UUID without a GPU
+# are the business of `find`.
 SEEN = [
     ("", []),
     ("-1", []),
