@@ -1,0 +1,363 @@
+"""`ddtrace-pytorch report` on run logs as the writer, and accidents, leave them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ddtrace_pytorch.cli.main import cli
+from ddtrace_pytorch.cli.report import compact, visible
+from ddtrace_pytorch.runlog.writer import RunLogFile, RunLogQueue, RunLogWriter, log_directory
+
+ROOT = Path(__file__).parents[2]
+SECOND = 1_000_000_000
+T0 = 1_790_000_000 * SECOND
+
+
+def write_rank(root, rank, *, job="4242", incarnation="aaa", start=T0, end="destroyed", error=None, pieces=1, **more):
+    """One rank's log through the real writer: ten beats, and a rank span that `end` (None: none) closes."""
+    facts = {
+        "ts": start,
+        "schema": 1,
+        "rank": rank,
+        "world_size": more.get("world_size", 2),
+        "host": more.get("host", "host-a"),
+        "node": "0",
+        "pid": 1000 + rank,
+        "source": "trainer",
+        "job": {
+            "id": job,
+            "source": "SLURM_JOB_ID",
+            "attempt": more.get("attempt"),
+            "incarnation": incarnation,
+            "launcher": "slurm",
+            "ids": {},
+        },
+        "device": more.get("device"),
+        "versions": {"torch": "2.13.0"},
+    }
+    log = RunLogWriter(
+        RunLogFile(log_directory(str(root), job, incarnation), rank, lambda: facts, 1024 * 1024),
+        RunLogQueue(limit_records=100),
+    )
+    for seq in range(10):
+        log.put({"type": "beat", "ts": start + seq * SECOND, "seq": seq})
+    for piece in range(pieces):
+        tags = {}
+        if end is not None and piece == pieces - 1:
+            tags["pytorch.end_reason"] = end
+            if error:
+                tags |= {"error.type": error[0], "error.message": error[1]}
+        span = {"type": "span", "ts": start + 10 * SECOND, "name": "pytorch.rank", "span_id": str(rank * 100 + piece)}
+        if end is not None:
+            log.put({**span, "start": start, "error": int(error is not None), "tags": tags, "metrics": {}})
+    for _ in range(more.get("flood", 0)):
+        log.put({"type": "event", "ts": start, "name": "flood"})
+    log.close()
+
+
+def run(*args):
+    return CliRunner().invoke(cli, ["report", *map(str, args)], env={"COLUMNS": "80"})
+
+
+def report(*args):
+    result = run(*args, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_a_job_that_ended_well(tmp_path):
+    write_rank(tmp_path, 0, pieces=3)
+    write_rank(tmp_path, 1)
+
+    data = report(tmp_path)
+
+    assert data["job"] == {
+        "id": "4242",
+        "source": "SLURM_JOB_ID",
+        "launcher": "slurm",
+        "started": datetime.fromtimestamp(T0 / SECOND).astimezone().isoformat(timespec="seconds"),
+        "attempts": 1,
+    }
+    (attempt,) = data["attempts"]
+    assert attempt["ranks_found"] == "0-1"
+    assert attempt["ranks_missing"] == ""
+    assert attempt["world_size"] == 2
+    assert attempt["hosts"] == ["host-a"]
+    assert attempt["duration_s"] == 10.0
+    assert attempt["ends"] == {"destroyed": 2}
+    assert [rank["pieces"] for rank in attempt["ranks"]] == [3, 1]
+    assert not any(rank["ended_badly"] for rank in attempt["ranks"])
+    assert data["notes"] == []
+
+    shown = run(tmp_path).stdout
+    assert "Job 4242 (from SLURM_JOB_ID, launched by slurm)" in shown
+    assert re.search(r"^ +0 +host-a +10\.0s +3 +destroyed *$", shown, re.MULTILINE)
+
+
+def test_the_keys_of_the_json_are_the_documented_ones(tmp_path):
+    write_rank(tmp_path, 0, device={"uuid": "GPU-1", "name": "H100"})
+    data = report(tmp_path)
+    (attempt,) = data["attempts"]
+    start = set("number attempt incarnation started last_seen duration_s world_size ranks_seen ends".split())
+    assert set(data) == {"directory", "jobs", "job", "starts", "attempts", "notes"}
+    assert set(data["starts"][0]) == start
+    assert set(attempt) == start | {"ranks_found", "ranks_missing", "hosts", "gpus", "dropped", "versions", "ranks"}
+    assert set(attempt["gpus"][0]) == {"host", "uuid", "name", "ranks"}
+    assert set(attempt["ranks"][0]) == set(
+        "rank host node pid device started last_seen last_beat duration_s end_reason ended_badly error_type "
+        "error_message pieces dropped".split()
+    )
+
+
+def test_missing_ranks_are_named(tmp_path):
+    for rank in (0, 1, 2, 4, 5, 6, 10):
+        write_rank(tmp_path, rank, world_size=11)
+    (attempt,) = report(tmp_path)["attempts"]
+    assert attempt["ranks_missing"] == "3, 7-9"
+    assert "Ranks        0-2, 4-6, 10 of 11; missing: 3, 7-9" in run(tmp_path).stdout
+
+
+def test_a_rank_without_an_end_says_when_it_was_last_alive(tmp_path):
+    write_rank(tmp_path, 0, end=None)
+    write_rank(tmp_path, 1)
+    clock = datetime.fromtimestamp(T0 / SECOND + 9).strftime("%H:%M:%S")
+    first, second = report(tmp_path)["attempts"][0]["ranks"]
+    assert first["end_reason"] is None
+    assert first["ended_badly"]
+    assert not second["ended_badly"]
+    assert f"no end recorded (last beat {clock})" in run(tmp_path).stdout
+
+
+def test_an_error_is_shown_with_the_ranks_that_had_it(tmp_path):
+    write_rank(tmp_path, 0, end="exception", error=("builtins.ValueError", "no such\nshard"))
+    write_rank(tmp_path, 1, end="exception", error=("builtins.ValueError", "no such\nshard"))
+    assert report(tmp_path)["attempts"][0]["ranks"][0]["error_message"] == "no such\nshard"
+    assert "rank 0-1: builtins.ValueError: no such\\nshard" in run(tmp_path).stdout
+
+
+def test_there_is_one_device_record_per_host_and_uuid(tmp_path):
+    for rank, (host, uuid) in enumerate([("a", "GPU-1"), ("a", "GPU-1"), ("a", "GPU-2"), ("b", "GPU-1")]):
+        write_rank(tmp_path, rank, host=host, device={"uuid": uuid, "name": "H100"}, world_size=4)
+    (attempt,) = report(tmp_path)["attempts"]
+    assert attempt["gpus"] == [
+        {"host": "a", "uuid": "GPU-1", "name": "H100", "ranks": [0, 1]},
+        {"host": "a", "uuid": "GPU-2", "name": "H100", "ranks": [2]},
+        {"host": "b", "uuid": "GPU-1", "name": "H100", "ranks": [3]},
+    ]
+
+
+def test_what_was_dropped_is_counted_by_reason(tmp_path):
+    write_rank(tmp_path, 0, flood=500)
+    write_rank(tmp_path, 1)
+    (attempt,) = report(tmp_path)["attempts"]
+    assert attempt["dropped"] == {"queue full": 411}
+    assert [rank["dropped"] for rank in attempt["ranks"]] == [{"queue full": 411}, {}]
+    assert "Dropped      411 (queue full)" in run(tmp_path).stdout
+
+
+@pytest.fixture
+def restarted(tmp_path):
+    """A job killed and run again in the same folder; names that don't sort in the order of time."""
+    for rank in (0, 1):
+        write_rank(tmp_path, rank, incarnation="zzz", end=None, attempt=0)
+        write_rank(tmp_path, rank, incarnation="bbb", start=T0 + 100 * SECOND, attempt=0)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("asked", "incarnations"),
+    [((), ["bbb"]), (("last",), ["bbb"]), (("1",), ["zzz"]), (("2",), ["bbb"]), (("all",), ["zzz", "bbb"])],
+)
+def test_attempts_are_in_order_of_time_and_never_mixed(restarted, asked, incarnations):
+    data = report(restarted, *(f"--attempt={one}" for one in asked))
+    assert [attempt["incarnation"] for attempt in data["attempts"]] == incarnations
+    assert [start["ends"] for start in data["starts"]] == [{"no end recorded": 2}, {"destroyed": 2}]
+
+
+def test_several_jobs_are_listed_and_the_newest_reported(tmp_path):
+    write_rank(tmp_path, 0, job="old", start=T0)
+    write_rank(tmp_path, 0, job="new", start=T0 + 100 * SECOND)
+    data = report(tmp_path)
+    assert [job["id"] for job in data["jobs"]] == ["new", "old"]
+    assert data["job"]["id"] == "new"
+    assert report(tmp_path, "--job", "old")["job"]["id"] == "old"
+    assert "Jobs here, newest first" in run(tmp_path).stdout
+
+
+def test_many_ranks_collapse_to_those_that_ended_badly(tmp_path):
+    for rank in range(40):
+        write_rank(tmp_path, rank, world_size=40, end="signal:SIGTERM" if rank == 17 else "destroyed")
+    shown = run(tmp_path).stdout
+    assert re.search(r"^ +17 +host-a .*signal:SIGTERM", shown, re.MULTILINE)
+    assert "… 39 more ranks ended destroyed" in shown
+    assert len(shown.splitlines()) < 25
+    assert len(report(tmp_path)["attempts"][0]["ranks"]) == 40
+
+
+def test_more_bad_ends_than_rows_are_counted(tmp_path):
+    for rank in range(40):
+        write_rank(tmp_path, rank, world_size=40, end=None if rank < 35 else "destroyed")
+    shown = run(tmp_path).stdout
+    assert "… 5 more ranks ended destroyed" in shown
+    assert "… 3 more ranks ended without a recorded end" in shown
+
+
+def test_no_line_of_a_table_is_wider_than_80_columns(tmp_path):
+    for rank in range(3):
+        device = {"uuid": f"GPU-01234567-89ab-cdef-0123-45678901234{rank}", "name": "NVIDIA H100 80GB HBM3"}
+        write_rank(tmp_path, rank, host="trainer-job-worker-0-abcdef", device=device, end=None, flood=500, pieces=3)
+    shown = run(tmp_path).stdout
+    assert max(map(len, shown.splitlines())) <= 80
+    assert shown.count("no end recorded (last beat ") == 3
+    assert all(f"GPU-01234567-89ab-cdef-0123-45678901234{rank}" in shown for rank in range(3))
+
+
+def test_escapes_and_markup_are_shown_as_text(tmp_path):
+    job = "[red]x[/red]\x1b]0;title\x07\u202e"
+    write_rank(tmp_path, 0, job=job, host="\x1b[2J", end="[bold]\x9b31m", error=("E\r", "[link=x]\x1b[1m"))
+    write_rank(tmp_path, 0, job="other")
+    result = run(tmp_path, "--job", job)
+    assert result.exit_code == 0
+    assert not [char for char in result.output if not (char.isprintable() or char == "\n")]
+    for literal in ("[red]x[/red]\\x1b]0;title\\x07\\u202e", "\\x1b[2J", "[bold]\\x9b31m", "E\\r: [link=x]\\x1b[1m"):
+        assert literal in result.output
+    wrong = run(tmp_path, "--job", "\x1b[1m")
+    assert "\x1b" not in wrong.output
+    assert wrong.exit_code == 2
+
+
+def test_hostile_records_cost_their_value_not_the_report(tmp_path):
+    write_rank(tmp_path, 0)
+    (path,) = tmp_path.rglob("*.jsonl")
+    with path.open("ab") as file:
+        for line in (
+            {"type": "identity", "ts": 2**80, "rank": "x", "job": 5, "device": [], "world_size": -4, "versions": "v"},
+            {"type": "span", "ts": -(2**80), "name": "pytorch.rank", "tags": 7, "span_id": [], "start": "x"},
+            {"type": "drop", "ts": 1, "reason": 5, "count": "many"},
+        ):
+            file.write(json.dumps(line).encode() + b"\n")
+    assert report(tmp_path)["attempts"][0]["ranks"][0]["rank"] == 0
+    assert run(tmp_path).exit_code == 0
+
+
+def test_a_damaged_rank_beside_good_ones_is_a_note_and_a_missing_rank(tmp_path):
+    write_rank(tmp_path, 0)
+    (tmp_path / "4242" / "aaa" / "rank-00001.jsonl").write_bytes(b"\x00" * 100)
+    result = run(tmp_path)
+    assert result.exit_code == 0
+    assert "missing: 1" in result.stdout
+    assert "note: skipped the last line of aaa/rank-00001.jsonl, which is cut short" in result.stdout
+
+
+def damaged(place):
+    place.mkdir()
+    (place / "rank-00000.jsonl").write_bytes(b"garbage\n" * 10)
+
+
+def foreign(place):
+    place.mkdir()
+    (place / "train.py").write_text("pass")
+
+
+@pytest.mark.parametrize(
+    ("make", "code", "says"),
+    [
+        (lambda place: None, 2, "no directory"),
+        (lambda place: place.write_text(""), 2, "is a file; give the directory it is in"),
+        (Path.mkdir, 1, "no run log in"),
+        (foreign, 1, "no run log in"),
+        (damaged, 1, "none of the 1 run log(s)"),
+    ],
+    ids=["missing", "file", "empty", "nothing of ours", "all damaged"],
+)
+def test_nothing_to_report_is_one_clear_line_on_stderr(tmp_path, make, code, says):
+    place = tmp_path / "place"
+    make(place)
+    for extra in ((), ("--json",)):
+        result = run(place, *extra)
+        assert result.exit_code == code
+        assert result.stdout == ""
+        assert len(result.stderr.splitlines()) == 1
+        assert says in result.stderr
+        assert str(place) in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("--job", "nope"), "no job nope in"),
+        (("--attempt", "7"), "no attempt 7 of job 4242; choose last, all, or from 1 to 1"),
+        (("--attempt", "first"), "no attempt first of job 4242"),
+    ],
+)
+def test_an_unknown_job_or_attempt_says_what_there_is(tmp_path, args, says):
+    write_rank(tmp_path, 0)
+    result = run(tmp_path, *args)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert says in result.stderr
+
+
+def command(*args, **env):
+    return subprocess.run(
+        [sys.executable, "-m", "ddtrace_pytorch.cli.main", *map(str, args)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **env},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_the_command_reads_the_log_directory_of_the_environment(tmp_path):
+    write_rank(tmp_path, 0)
+    result = command("report", DD_PYTORCH_LOG_DIR=str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    assert b"Job 4242" in result.stdout
+    assert b"\x1b" not in result.stdout  # piped: no colours
+
+
+def test_the_command_without_a_log_says_where_it_looked(tmp_path):
+    result = command("report", TMPDIR=str(tmp_path), DD_PYTORCH_LOG_DIR="")
+    assert result.returncode == 2
+    assert f"no directory {tmp_path}/ddtrace-pytorch-{os.getuid()}".encode() in result.stderr
+
+
+def test_an_ascii_terminal_gets_escapes_not_an_error(tmp_path):
+    for rank in range(40):
+        write_rank(tmp_path, rank, job="jöb", world_size=40)
+    result = command("report", tmp_path, PYTHONIOENCODING="ascii")
+    assert result.returncode == 0, result.stderr
+    assert rb"Job j\xf6b" in result.stdout
+
+
+def test_the_command_tells_its_version():
+    from ddtrace_pytorch import __version__
+
+    assert command("--version").stdout.decode().split() == ["ddtrace-pytorch,", "version", __version__]
+
+
+def test_an_unknown_command_is_a_usage_error():
+    result = command("nonsense")
+    assert result.returncode == 2
+    assert b"No such command" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"), [([], ""), ([3], "3"), ([9, 8, 7, 3], "3, 7-9"), (range(1000), "0-999"), ([0, 2], "0, 2")]
+)
+def test_numbers_are_written_as_people_do(numbers, text):
+    assert compact(numbers) == text
+
+
+def test_visible_leaves_readable_text_alone():
+    assert visible("Zürich [ok] 100 %") == "Zürich [ok] 100 %"
+    assert visible("a\x1b\u2028\ud800") == "a\\x1b\\u2028\\ud800"
