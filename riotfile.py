@@ -42,8 +42,8 @@ LINT = "unset PYTHONPATH; ruff check . && ruff format --check . && mypy && reno 
 def torch_row(release: str, pys: tuple[str, ...]) -> Venv:
     major, minor, _ = release.split(".")
     pkgs = {"torch": f"=={release}", "ddtrace": LATEST, "wrapt": LATEST}
-    if (int(major), int(minor)) < (2, 3):
-        pkgs["numpy"] = "<2"  # these releases were built against numpy 1
+    if int(minor) < 3:
+        pkgs["numpy"] = "<2"  # what these releases were built against
     if release == "2.14.1":
         pkgs |= {"ddtrace": "==4.14.0", "wrapt": "~=1.17.0"}  # the oldest we accept
     return Venv(name=f"torch{major}{minor}", pys=list(pys), pkgs=pkgs, create=True, skip_dev_install=True)
@@ -71,6 +71,7 @@ venv = Venv(
                 "pytest-timeout": LATEST,
                 "hypothesis": LATEST,
                 "ddapm-test-agent": LATEST,
+                "numpy": LATEST,  # torch warns on stderr without it
                 "riot": LATEST,
             },
             venvs=[
