@@ -92,7 +92,7 @@ class Lifecycle:
     def framework_seen(self, word: str) -> None:
         session = self.current
         if session is not None:
-            session.learn({"framework": frameworks.stronger(session.span.tags()["framework"], word)})
+            session.learn({"framework": frameworks.stronger(str(session.span.facts()["framework"]), word)})
 
     def at_exit(self) -> None:
         """The interpreter (or a multiprocessing child) ends: by itself, by SystemExit or by an exception."""

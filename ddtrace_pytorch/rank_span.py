@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ddtrace_pytorch.spans import End, SpanLink, SpanRecord
+from ddtrace_pytorch.spans import End, Fact, SpanLink, SpanRecord
 
 NAME = "pytorch.rank"
 
@@ -53,8 +53,7 @@ class RankSpan:
         service: str,
         rank: int,
         start: int,
-        tags: Mapping[str, str],
-        metrics: Mapping[str, float],
+        facts: Mapping[str, Fact],
         parent: Parent | None = None,
         link: SpanLink | None = None,
     ) -> None:
@@ -62,20 +61,20 @@ class RankSpan:
         self._resource = f"rank {rank}"
         self._parent = parent
         self._lock = threading.Lock()
-        self._tags = dict(tags)
-        self._metrics = dict(metrics)
+        self._facts = dict(facts)
         self._rotated = False
         self.piece = self._new_piece(0, start, link)
 
-    def update(self, tags: Mapping[str, str] | None = None, metrics: Mapping[str, float] | None = None) -> None:
-        """Add what was learnt after opening; it stays on this piece and all later ones."""
+    def learn(self, facts: Mapping[str, Fact]) -> bool:
+        """Add what was learnt after opening, to this piece and all later ones; whether any of it was new."""
         with self._lock:
-            self._tags.update(tags or {})
-            self._metrics.update(metrics or {})
+            before = dict(self._facts)
+            self._facts.update(facts)
+            return self._facts != before
 
-    def tags(self) -> dict[str, str]:
+    def facts(self) -> dict[str, Fact]:
         with self._lock:
-            return dict(self._tags)
+            return dict(self._facts)
 
     def rotate(self, now: int) -> SpanRecord:
         """End the piece at `now` and begin the next at the same instant; gives the one that ended."""
@@ -88,12 +87,12 @@ class RankSpan:
     def snapshot(self, now: int) -> SpanRecord:
         """The open piece as it stands; the Agent keeps the newest version of a span."""
         with self._lock:
-            return self._record(now, metrics={"_dd.partial_version": time.time_ns()})
+            return self._record(now, {"_dd.partial_version": time.time_ns()})
 
     def finish(self, now: int, end: End) -> SpanRecord:
         """The last piece, with why it ended."""
         with self._lock:
-            return self._record(now, tags=end.tags(), error=end.is_error)
+            return self._record(now, end.tags(), error=end.is_error)
 
     def reopen(self, now: int) -> None:
         """Go on in a new piece after :meth:`finish`: the process outlived what should have ended it."""
@@ -109,17 +108,11 @@ class RankSpan:
         trace_id = self._parent.trace_id if self._parent else _new_trace_id(start)
         return Piece(index, trace_id, _random.getrandbits(63) | 1, start, previous)
 
-    def _record(
-        self,
-        now: int,
-        tags: Mapping[str, str] | None = None,
-        metrics: Mapping[str, float] | None = None,
-        error: bool = False,
-    ) -> SpanRecord:
+    def _record(self, now: int, more: Mapping[str, Fact] | None = None, error: bool = False) -> SpanRecord:
         piece = self.piece
-        all_metrics = {**self._metrics, "pytorch.piece": piece.index, **(metrics or {})}
+        facts = {**self._facts, "pytorch.piece": piece.index, **(more or {})}
         if self._rotated:
-            all_metrics["_dd.was_long_running"] = 1
+            facts["_dd.was_long_running"] = 1
         return SpanRecord(
             name=NAME,
             resource=self._resource,
@@ -129,8 +122,8 @@ class RankSpan:
             parent_id=self._parent.span_id if self._parent else None,
             start=piece.start,
             duration=max(now - piece.start, 0),
-            tags={**self._tags, **(tags or {})},
-            metrics=all_metrics,
+            tags={name: value for name, value in facts.items() if isinstance(value, str)},
+            metrics={name: value for name, value in facts.items() if not isinstance(value, str)},
             links=(piece.previous,) if piece.previous else (),
             error=error,
         )

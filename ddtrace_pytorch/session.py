@@ -32,7 +32,7 @@ from ddtrace_pytorch.pulse import Pulse, task
 from ddtrace_pytorch.rank_span import RankSpan
 from ddtrace_pytorch.runlog.schema import SCHEMA_VERSION
 from ddtrace_pytorch.settings import Settings
-from ddtrace_pytorch.spans import End
+from ddtrace_pytorch.spans import End, Fact
 from ddtrace_pytorch.termination import Handler, SignalPipe, die, ends_in_default, on_main_thread
 
 BEAT_SECONDS = 1.0
@@ -75,8 +75,7 @@ class Session:
             service=settings.service,
             rank=member.rank,
             start=self._clock.now(),
-            tags=self._opening_tags(environ, instrument),
-            metrics={"rank": member.rank, "world_size": member.world_size},
+            facts=self._opening_facts(environ, instrument),
             parent=parent,
             link=link,
         )
@@ -146,13 +145,11 @@ class Session:
             self._signals_kept_at = self._beats
             self._pipe.attach()
 
-    def learn(self, tags: Mapping[str, str]) -> None:
+    def learn(self, facts: Mapping[str, Fact]) -> None:
         """Add what was learnt after opening to the span and, as a further identity record, to the run log."""
-        known = self.span.tags()
-        if any(known.get(name) != value for name, value in tags.items()):
-            self.span.update(tags)
-            if self._introduced is not None:  # before that, the log's first record is still to be written
-                self._exporter.put(self._identity())
+        if self.span.learn(facts) and self._introduced is not None:
+            # Before the ranks have agreed, the log's first record is still to be written.
+            self._exporter.put(self._identity())
 
     def learn_device(self, torch: Any) -> None:
         """What only torch knows of the GPU, read on the training thread once the user's code has initialised CUDA."""
@@ -166,11 +163,13 @@ class Session:
         self._device = device
         for complaint in device.complaints:
             warn_once(complaint)
-        self.learn(_texts(device.tags()))
+        self.learn(device.tags(self._host))
 
-    def _opening_tags(self, environ: Mapping[str, str], instrument: str) -> dict[str, str]:
+    def _opening_facts(self, environ: Mapping[str, str], instrument: str) -> dict[str, Fact]:
         job = self._job
-        tags = {
+        facts: dict[str, Fact] = {
+            "rank": self.member.rank,
+            "world_size": self.member.world_size,
             "component": "pytorch",
             "framework": "none",
             "host": self._host,
@@ -178,25 +177,25 @@ class Session:
             "pytorch.instrument": instrument,
             **job.ids,
             **job.tags,
-            **_texts(runtime.environment_facts(environ)),
+            **runtime.environment_facts(environ),
         }
         torch = sys.modules.get("torch")
         if torch is not None:
-            tags |= _texts(runtime.torch_facts(torch))
+            facts |= runtime.torch_facts(torch)
         optional = {
             "launcher": job.launcher,
             "pytorch.attempt": None if job.attempt is None else str(job.attempt),
             "torch.distributed.backend": self.member.backend,
         }
-        tags |= {name: value for name, value in optional.items() if value is not None}
+        facts |= {name: value for name, value in optional.items() if value is not None}
         if job.id is not None:
-            tags |= _job_tags(job.id, job.source or "")
-        return tags
+            facts |= _job_tags(job.id, job.source or "")
+        return facts
 
     @safely("agree on ids with the other ranks")
     def _introduce(self) -> None:
         self._introduced = said = self._introduction.agree(meanwhile=self._look_for_device)
-        self.span.update({**_job_tags(said.job_id, said.source), "pytorch.incarnation": said.incarnation})
+        self.span.learn({**_job_tags(said.job_id, said.source), "pytorch.incarnation": said.incarnation})
         self._exporter.wake()
 
     @safely("find this rank's device")
@@ -210,7 +209,7 @@ class Session:
             local = jobs.local_rank_hint(os.environ)[0] or 0
         device = devices.find(local, os.environ.get("CUDA_VISIBLE_DEVICES")) if cuda_build else None
         self._know_device(device or devices.Device("cpu"))
-        self.learn(_texts(runtime.cudnn_version(torch)))
+        self.learn(runtime.cudnn_version(torch))
 
     def _run_ids(self) -> tuple[str, str] | None:
         said = self._introduced
@@ -238,8 +237,8 @@ class Session:
                 "launcher": job.launcher,
                 "ids": job.ids,
             },
-            "device": None if device is None else device.tags(),
-            "tags": self.span.tags(),
+            "device": None if device is None else device.tags(self._host),
+            "tags": self.span.facts(),
             "versions": {
                 "ddtrace_pytorch": __version__,
                 "ddtrace": ddtrace.__version__,
@@ -281,9 +280,5 @@ class Session:
         self.span.reopen(self._clock.now())
 
 
-def _job_tags(job_id: str, source: str) -> dict[str, str]:
+def _job_tags(job_id: str, source: str) -> dict[str, Fact]:
     return {"training_job.id": job_id, "job_id": job_id, "training_job.id.source": source}
-
-
-def _texts(facts: Mapping[str, object]) -> dict[str, str]:
-    return {name: str(value) for name, value in facts.items()}

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+# What a span says of itself: text becomes a tag, a number a metric.
+Fact = str | int | float
+
 STACK_FRAMES = 30
 MESSAGE_LIMIT = 2_000
 

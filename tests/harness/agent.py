@@ -1,0 +1,126 @@
+"""A real ddapm-test-agent on a free loopback port, with its trace checks on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from harness.waiting import until
+
+CHECKS = "meta_tracer_version_header,trace_content_length,trace_count_header,trace_peer_service"
+
+Span = dict[str, Any]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Agent:
+    """Use as a context manager; `url` is for DD_TRACE_AGENT_URL."""
+
+    def __init__(self, directory: Path, *arguments: str) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._directory = directory
+        self._arguments = arguments
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Agent:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        with open(self._directory / f"agent-{self.port}.log", "ab") as output:
+            self._process = subprocess.Popen(
+                [
+                    os.path.join(os.path.dirname(sys.executable), "ddapm-test-agent"),
+                    f"--port={self.port}",
+                    f"--otlp-http-port={free_port()}",
+                    f"--otlp-grpc-port={free_port()}",
+                    "--pool-trace-check-failures=true",
+                    "--max-requests=100000",
+                    f"--vcr-cassettes-directory={self._directory}",
+                    *self._arguments,
+                ],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                # The option of the same meaning cannot be parsed by the agent itself.
+                env={"ENABLED_CHECKS": CHECKS}
+                | {name: value for name, value in os.environ.items() if not name.startswith("DD_")},
+            )
+        until(self._answers, 30, f"the test agent answers on port {self.port}")
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def _answers(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, f"the test agent ended at once; see {self._directory}"
+        try:
+            self._get("/info")
+        except OSError:
+            return False
+        return True
+
+    def _get(self, path: str) -> bytes:
+        with urllib.request.urlopen(self.url + path, timeout=10) as response:
+            body: bytes = response.read()
+        return body
+
+    def clear(self) -> None:
+        self._get("/test/session/clear")
+        self._get("/test/trace_check/clear")
+
+    def check_failures(self) -> str:
+        """What the agent's own trace checks found wrong; empty if nothing."""
+        try:
+            self._get("/test/trace_check/failures")
+        except urllib.error.HTTPError as failures:
+            return failures.read().decode()
+        return ""
+
+    def received(self, name: str | None = None) -> list[Span]:
+        """Every version of every span received, in order of arrival."""
+        traces = json.loads(self._get("/test/session/traces"))
+        spans = [span for trace in traces for span in trace]
+        return [span for span in spans if name is None or span["name"] == name]
+
+    def spans(self, name: str | None = None) -> list[Span]:
+        """Every span received, its last version only (snapshots give way to the finished span), by start."""
+        newest: dict[tuple[int, int], Span] = {}
+        for span in self.received(name):
+            known = newest.get((span["trace_id"], span["span_id"]))
+            if known is None or not is_snapshot(span) or is_snapshot(known):
+                newest[span["trace_id"], span["span_id"]] = span
+        return sorted(newest.values(), key=lambda span: int(span["start"]))
+
+    def ranks(self) -> list[Span]:
+        """The finished pieces of rank spans, by rank and start."""
+        pieces = [span for span in self.spans("pytorch.rank") if not is_snapshot(span)]
+        return sorted(pieces, key=lambda span: (span["metrics"]["rank"], span["start"]))
+
+
+def is_snapshot(span: Span) -> bool:
+    return "_dd.partial_version" in span["metrics"]
