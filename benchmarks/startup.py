@@ -1,6 +1,6 @@
 """What the package costs a process that starts: the .pth door, the import, and patch().
 
-    python benchmarks/startup.py [--runs 40]
+python benchmarks/startup.py [--runs 40]
 """
 
 from __future__ import annotations

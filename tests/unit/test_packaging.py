@@ -170,3 +170,12 @@ def test_tests_run_against_the_installed_wheel_when_riot_runs_them() -> None:
         import ddtrace_pytorch
 
         assert Path(str(ddtrace_pytorch.__file__)).is_relative_to(sysconfig.get_path("purelib"))
+
+
+def test_readme_lists_every_setting_with_its_default_and_meaning() -> None:
+    from ddtrace_pytorch.settings import TABLE
+
+    readme = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    listed = [line for line in readme if line.startswith("| `DD_")]
+    default = {setting.variable: f"`{setting.default}`" if setting.default else "–" for setting in TABLE}
+    assert listed == [f"| `{row.variable}` | {default[row.variable]} | {row.meaning} |" for row in TABLE]
