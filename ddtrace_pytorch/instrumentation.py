@@ -125,7 +125,7 @@ class Instrumentation:
             self.lifecycle.group_made(distributed)
 
     def remove(self) -> None:
-        self.lifecycle.close(End("unpatched"))
+        self.lifecycle.end()
         atexit.unregister(self.lifecycle.at_exit)
         while self._undo:
             self._undo.pop()()
@@ -150,7 +150,7 @@ class Instrumentation:
             try:
                 result = original(*args, **kwargs)
             except BaseException as error:
-                lifecycle.group_failed(error, _arguments(original, args, kwargs))
+                lifecycle.group_failed(distributed, error, _arguments(original, args, kwargs))
                 raise
             lifecycle.group_made(distributed)
             return result

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.util
 import os
+import re
 import signal
 import sys
 import threading
@@ -13,11 +14,13 @@ from typing import Any
 
 from ddtrace.trace import tracer
 
+from ddtrace_pytorch import parenthood
 from ddtrace_pytorch.border import safely
 from ddtrace_pytorch.identity import job as jobs
 from ddtrace_pytorch.session import Member, Session
 from ddtrace_pytorch.settings import load as load_settings
-from ddtrace_pytorch.spans import End
+from ddtrace_pytorch.spans import End, Fact
+from ddtrace_pytorch.termination import Handler, on_main_thread
 from ddtrace_pytorch.training import frameworks
 from ddtrace_pytorch.training.steps import Steps
 
@@ -30,10 +33,13 @@ class Lifecycle:
         self.instrument = "in_place"
         self.steps = Steps(self._first_stepped, self._stepped)
         self._groups = 0
+        self._generated_id: str | None = None
         self._lock = threading.Lock()
         self._last_error = getattr(sys, "last_value", None)
         self._hears_multiprocessing = False
         self._forking = threading.local()
+        self._handler = Handler()
+        on_main_thread(self._handler.install)
 
     @safely("open a session for the process group")
     def group_made(self, distributed: Any) -> None:
@@ -44,31 +50,37 @@ class Lifecycle:
             backend=str(distributed.get_backend()),
             store=distributed.distributed_c10d._get_default_store(),
             ordinal=self._groups,
+            generated_id=self._generated_id,
             device_index=_chosen_device(),
         )
         self._groups += 1
         self._open(member)
 
     @safely("record the failed process group")
-    def group_failed(self, error: BaseException, arguments: Mapping[str, Any]) -> None:
+    def group_failed(self, distributed: Any, error: BaseException, arguments: Mapping[str, Any]) -> None:
         """`init_process_group` raised: a span with the error, as much of this rank's place as is known, and the end."""
+        if distributed.is_initialized():
+            return  # a second init over a living group: that group's session goes on
         rank = _known(arguments.get("rank"), jobs.rank_hint(os.environ)[0])
         world_size = _known(arguments.get("world_size"), jobs.world_size_hint(os.environ)[0])
         member = Member(
-            rank=rank or 0, world_size=world_size or 1, backend=_text(arguments.get("backend")), ordinal=self._groups
+            rank=rank or 0,
+            world_size=world_size or 1,
+            backend=_text(arguments.get("backend")),
+            ordinal=self._groups,
+            generated_id=self._generated_id,
+            place_known=rank is not None and world_size is not None,
         )
         session = self._open(member)
-        if session is None:
-            return
-        init_method = _text(arguments.get("init_method"))
-        session.learn({"pytorch.init_method": init_method} if init_method else {})
-        self.close(End("exception", error))
+        if session is not None:
+            session.learn(_rendezvous(_text(arguments.get("init_method"))))
+            self.close(End("exception", error))
 
     @safely("prepare for the end of the process group")
     def group_going(self) -> None:
         """The default group is about to be destroyed, and its store with it."""
         if self.current is not None:
-            self.current.leave_store(timeout=1.0)
+            self.current.leave_store()
 
     @safely("close the session")
     def close(self, end: End) -> None:
@@ -76,6 +88,7 @@ class Lifecycle:
             session, self.current = self.current, None
         if session is not None:
             session.close(end)
+            self._generated_id = session.generated_id
 
     @safely("follow the first optimizer step")
     def _first_stepped(self) -> None:
@@ -98,6 +111,11 @@ class Lifecycle:
         """The interpreter (or a multiprocessing child) ends: by itself, by SystemExit or by an exception."""
         self.close(_how_it_ends(self._last_error))
 
+    def end(self) -> None:
+        """Close the session and give everything back."""
+        self.close(End("unpatched"))
+        on_main_thread(self._handler.remove)
+
     def before_fork(self) -> None:
         """No SIGTERM between the fork and :meth:`after_fork_in_child`: the child would write it into the pipe that it
         still shares with its parent, and the parent would die of it."""
@@ -117,7 +135,8 @@ class Lifecycle:
         self._hears_multiprocessing = False
         self.steps.begin_anew()
         if session is not None:
-            session.abandon()
+            parenthood.release()
+        self._handler.renew()
         self.after_fork()
 
     def _open(self, member: Member) -> Session | None:
@@ -125,7 +144,7 @@ class Lifecycle:
         settings = load_settings()
         if not settings.trace_enabled or not tracer.enabled or settings.export == "none":
             return None
-        session = Session(member, settings, self.instrument)
+        session = Session(member, settings, self.instrument, self._handler)
         session.open()
         self.current = session
         self.steps.begin_anew()
@@ -145,11 +164,10 @@ def _how_it_ends(seen_before: BaseException | None) -> End:
     uncaught = getattr(sys, "last_value", None)
     if uncaught is None or uncaught is seen_before:
         uncaught = sys.exc_info()[1]
-    if isinstance(uncaught, SystemExit) and uncaught.code not in (None, 0):
-        uncaught = uncaught.__context__ or uncaught
-    if uncaught is None or (isinstance(uncaught, SystemExit) and uncaught.code in (None, 0)):
-        return End("exit")
-    return End("exception", uncaught)
+    if isinstance(uncaught, SystemExit):
+        # multiprocessing reports a child's exception and then leaves by sys.exit(1).
+        uncaught = uncaught.__context__ if uncaught.code not in (None, 0) else None
+    return End("exit") if uncaught is None else End("exception", uncaught)
 
 
 def _chosen_device() -> int | None:
@@ -161,6 +179,15 @@ def _chosen_device() -> int | None:
 
 def _known(argument: Any, hint: int | None) -> int | None:
     return argument if isinstance(argument, int) and argument >= 0 else hint
+
+
+def _rendezvous(init_method: str | None) -> dict[str, Fact]:
+    """Where the ranks were to meet, by an `init_method` other than the environment."""
+    if init_method is None or init_method.startswith("env://"):
+        return {}
+    facts: dict[str, Fact] = {"pytorch.init_method": init_method}
+    found = re.match(r"tcp://(\[[^]]+\]|[^:/?]+):(\d{1,5})", init_method)
+    return facts | ({"pytorch.master_addr": found[1], "pytorch.master_port": int(found[2])} if found else {})
 
 
 def _text(value: Any) -> str | None:

@@ -7,13 +7,16 @@ by the user's own rules.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 
 from ddtrace._trace.provider import DefaultContextProvider
 from ddtrace.trace import Context, Span, tracer
 
 from ddtrace_pytorch.rank_span import Parent, RankSpan
 from ddtrace_pytorch.spans import SpanLink
+
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 
 _ddtraces_active: Callable[[DefaultContextProvider], Span | Context | None] = DefaultContextProvider.active
 
@@ -49,11 +52,26 @@ def release() -> None:
         tracer.context_provider = DefaultContextProvider()
 
 
-def surroundings() -> tuple[Parent | None, SpanLink | None]:
-    """What the rank span opens in: Ray's active span is its parent, any other active span is linked."""
+def surroundings(environ: Mapping[str, str]) -> tuple[Parent | None, SpanLink | None]:
+    """What the rank span opens in: Ray's span is its parent, any other active span is linked.
+
+    ddtrace's Ray integration has the span of the task or actor method active on the thread that runs it, perhaps with
+    spans of the user's inside. Ray Train trains on a thread of its own, where nothing is active; the job's span is
+    then known from the W3C variables that the integration leaves in every worker's environment.
+    """
     active = tracer.context_provider.active()
-    if active is None or not active.trace_id or not active.span_id:
-        return None, None
-    if isinstance(active, Span) and active.get_tag("component") == "ray":
-        return Parent(active.trace_id, active.span_id), None
-    return None, SpanLink(active.trace_id, active.span_id, "active when the session opened")
+    link = None
+    if active is not None and active.trace_id and active.span_id:
+        link = SpanLink(active.trace_id, active.span_id, "active when the session opened")
+    span = active if isinstance(active, Span) else None
+    while span is not None:
+        if span.get_tag("component") == "ray":
+            return Parent(span.trace_id, span.span_id), None if span is active else link
+        span = span._parent
+    return _ray_job(environ), link
+
+
+def _ray_job(environ: Mapping[str, str]) -> Parent | None:
+    found = _TRACEPARENT.fullmatch(environ.get("traceparent", "")) if environ.get("_RAY_SUBMISSION_ID") else None
+    trace_id, span_id = (int(found[1], 16), int(found[2], 16)) if found else (0, 0)
+    return Parent(trace_id, span_id) if trace_id and span_id else None

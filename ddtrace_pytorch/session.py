@@ -27,19 +27,21 @@ from ddtrace_pytorch.exporter import Exporter
 from ddtrace_pytorch.identity import device as devices
 from ddtrace_pytorch.identity import job as jobs
 from ddtrace_pytorch.identity import runtime
-from ddtrace_pytorch.identity.introduction import Introduced, Introduction
+from ddtrace_pytorch.identity.introduction import GENERATED, Introduced, Introduction
 from ddtrace_pytorch.pulse import Pulse, task
 from ddtrace_pytorch.rank_span import RankSpan
 from ddtrace_pytorch.runlog.schema import SCHEMA_VERSION
 from ddtrace_pytorch.settings import Settings
 from ddtrace_pytorch.spans import End, Fact
-from ddtrace_pytorch.termination import Handler, SignalPipe, die, ends_in_default, on_main_thread
+from ddtrace_pytorch.termination import Handler, die, ends_in_default, on_main_thread
 
 BEAT_SECONDS = 1.0
 FIRST_SNAPSHOT_SECONDS = 10.0
 # For all of a close, and for what is sent between a SIGTERM and its being raised again.
 CLOSE_SECONDS = 2.0
 FAREWELL_SECONDS = 1.8
+# Of a close: for the thread that may be waiting in the store. A store whose host is frozen never answers.
+STORE_SECONDS = 0.8
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,11 @@ class Member:
     world_size: int
     backend: str | None = None
     store: Any | None = None
-    # How many groups this process had before.
+    # How many groups this process had before, and the job id that was made up for them, if one was.
     ordinal: int = 0
+    generated_id: str | None = None
+    # False where a rendezvous failed before this process knew which rank of how many it is.
+    place_known: bool = True
     # torch's device index, where the user's code has already chosen one.
     device_index: int | None = None
 
@@ -59,18 +64,21 @@ class Member:
 class Session:
     """Everything of ours between the opening of a process group and its end."""
 
-    def __init__(self, member: Member, settings: Settings, instrument: str) -> None:
+    def __init__(self, member: Member, settings: Settings, instrument: str, handler: Handler) -> None:
         """Build without side effects; :meth:`open` starts the threads. Costs the training thread about 1 ms."""
         environ = dict(os.environ)
         self.member = member
         self._settings = settings
         self._clock = Clock()
         self._job = jobs.identify(environ)
-        self._introduction = Introduction(self._job, member.rank, member.world_size, member.store, member.ordinal)
+        self._introduction = Introduction(
+            self._job, member.rank, member.world_size, member.store, member.ordinal, member.generated_id
+        )
         self._introduced: Introduced | None = None
+        self._store_left_by: float | None = None
         self._device: devices.Device | None = None
         self._host = socket.gethostname()
-        parent, link = parenthood.surroundings()
+        parent, link = parenthood.surroundings(environ)
         self.span = RankSpan(
             service=settings.service,
             rank=member.rank,
@@ -81,8 +89,7 @@ class Session:
         )
         self._exporter = Exporter(settings, member.rank, self._clock, self._identity, self._run_ids)
         self._store_thread = threading.Thread(target=self._introduce, name="ddtrace_pytorch.store", daemon=True)
-        self._pipe = SignalPipe()
-        self._handler = Handler(self._pipe)
+        self._handler = handler
         self._pulse = Pulse(
             [
                 task("beat", self._beat, BEAT_SECONDS),
@@ -94,7 +101,7 @@ class Session:
                     first=min(FIRST_SNAPSHOT_SECONDS, settings.snapshot_seconds),
                 ),
             ],
-            self._pipe,
+            handler.pipe,
             self._on_signals,
         )
         self._beats = 0
@@ -109,7 +116,8 @@ class Session:
         parenthood.adopt(self.span)
         self._exporter.start()
         self._store_thread.start()
-        on_main_thread(self._handler.install)
+        self._handler.listen()
+        on_main_thread(self._handler.install)  # a second time: the user may have reset the signal since the patch
         self._pulse.start()
 
     def close(self, end: End, timeout: float = CLOSE_SECONDS) -> None:
@@ -119,31 +127,35 @@ class Session:
                 return
             self._closed = True
         deadline = time.monotonic() + timeout
-        self.leave_store(timeout)
+        self.leave_store()
+        if self._introduced is None:
+            self._know(self._introduction.own)
         if self._terminated and end.error is None:
             end = End("signal:SIGTERM")
         self._exporter.put_span(self.span.finish(self._clock.now(), end))
         parenthood.release()
         self._exporter.close(deadline - time.monotonic())
         self._pulse.stop(max(0.1, deadline - time.monotonic()))
-        self._handler.retire()
-        on_main_thread(self._handler.remove)
+        self._handler.rest()
 
-    def leave_store(self, timeout: float) -> None:
+    def leave_store(self) -> None:
         """Be done with the process group's store: no thread of ours may be in it when the group goes."""
         self._introduction.hurry()
-        self._store_thread.join(timeout)
+        if self._store_left_by is None:
+            self._store_left_by = time.monotonic() + STORE_SECONDS
+        self._store_thread.join(max(0.0, self._store_left_by - time.monotonic()))
 
-    def abandon(self) -> None:
-        """In a forked child: forget the parent's session without touching its threads, locks or files."""
-        parenthood.release()
-        self._handler.remove()
+    @property
+    def generated_id(self) -> str | None:
+        """The job id that was made up because no launcher gave one."""
+        said = self._introduced
+        return said.job_id if said is not None and said.source == GENERATED else None
 
     def keep_signals(self) -> None:
         """Take the wakeup descriptor back if asyncio gave it up, at most once a beat. Called where training steps."""
         if self._beats != self._signals_kept_at and threading.current_thread() is threading.main_thread():
             self._signals_kept_at = self._beats
-            self._pipe.attach()
+            self._handler.pipe.attach()
 
     def learn(self, facts: Mapping[str, Fact]) -> None:
         """Add what was learnt after opening to the span and, as a further identity record, to the run log."""
@@ -168,8 +180,6 @@ class Session:
     def _opening_facts(self, environ: Mapping[str, str], instrument: str) -> dict[str, Fact]:
         job = self._job
         facts: dict[str, Fact] = {
-            "rank": self.member.rank,
-            "world_size": self.member.world_size,
             "component": "pytorch",
             "framework": "none",
             "host": self._host,
@@ -188,15 +198,22 @@ class Session:
             "torch.distributed.backend": self.member.backend,
         }
         facts |= {name: value for name, value in optional.items() if value is not None}
+        if self.member.place_known:
+            facts |= {"rank": self.member.rank, "world_size": self.member.world_size}
         if job.id is not None:
             facts |= _job_tags(job.id, job.source or "")
         return facts
 
     @safely("agree on ids with the other ranks")
     def _introduce(self) -> None:
-        self._introduced = said = self._introduction.agree(meanwhile=self._look_for_device)
-        self.span.learn({**_job_tags(said.job_id, said.source), "pytorch.incarnation": said.incarnation})
+        self._know(self._introduction.agree(meanwhile=self._look_for_device))
         self._exporter.wake()
+
+    def _know(self, said: Introduced) -> None:
+        if self._introduced is not None:
+            return  # heard after the session had to go on without it
+        self._introduced = said
+        self.span.learn({**_job_tags(said.job_id, said.source), "pytorch.incarnation": said.incarnation})
 
     @safely("find this rank's device")
     def _look_for_device(self) -> None:

@@ -24,9 +24,8 @@ from typing import Any
 
 from ddtrace_pytorch.border import safely
 
-# How long a main thread that reached the Python handler waits for the farewell, and for a snapshot.
+# How long a main thread that reached the Python handler waits for the farewell.
 FAREWELL_SECONDS = 2.5
-SNAPSHOT_SECONDS = 0.5
 # How long after the signal was raised again it is certain that the process outlives it (it is PID 1).
 OUTLIVED_SECONDS = 0.25
 
@@ -127,55 +126,62 @@ def ends_in_default(handler: Any) -> bool:
 
 
 class Handler:
-    """Our SIGTERM handler, which Python runs on the main thread when it can."""
+    """Our SIGTERM handler and the pipe beside it: installed while we are on, at work while somebody listens.
 
-    def __init__(self, pipe: SignalPipe) -> None:
+    It is installed only where nobody else wants the signal; the pipe hears it in any case.
+    """
+
+    def __init__(self) -> None:
+        self.pipe = SignalPipe()
         self.previous: Any = signal.SIG_DFL
-        self._pipe = pipe
-        self._active = True
+        self._listening = False
         self._answered = threading.Event()
 
     def install(self) -> None:
-        """Install over the present handler, not where SIGTERM is ignored. Main thread only."""
+        """Install over the present handler if that does nothing of the user's. Main thread only."""
         present: Any = signal.getsignal(signal.SIGTERM)
-        if isinstance(present, Handler) and not present._active:
-            present = present.previous
-        if present != signal.SIG_IGN:
+        if present is not self and ends_in_default(present):
             self.previous = present
             signal.signal(signal.SIGTERM, self)
-        self._pipe.attach()
-
-    def retire(self) -> None:
-        """From now on only pass signals on."""
-        self._active = False
+        self.pipe.attach()
 
     def remove(self) -> None:
         """Give the handler before ours back if ours is the one installed, and close the pipe. Main thread only."""
-        self.retire()
-        if signal.getsignal(signal.SIGTERM) is self:
+        self._listening = False
+        installed: Any = signal.getsignal(signal.SIGTERM)
+        if installed is self:
             signal.signal(signal.SIGTERM, signal.SIG_DFL if self.previous is None else self.previous)
-        self._pipe.close()
+        self.pipe.close()
+
+    def listen(self) -> None:
+        """A Pulse reads the pipe from now on; what was written before is not meant for it."""
+        while self.pipe.wait(0.0):
+            pass
+        self._answered.clear()
+        self._listening = True
+
+    def rest(self) -> None:
+        """Nobody reads the pipe any more; the signal is passed on."""
+        self._listening = False
+
+    def renew(self) -> None:
+        """In a forked child: a pipe that is not shared with the parent."""
+        self.rest()
+        self.pipe.close()
+        self.pipe = SignalPipe()
+        self.pipe.attach()
 
     def answered(self) -> None:
         """The Pulse has done what there was to do."""
         self._answered.set()
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if not self._active:
-            self._pass_on(number, frame)
-            return
-        if not self._pipe.attach():
-            self._pipe.poke(bytes([number]))
-        if not ends_in_default(self.previous):
-            self._answered.wait(SNAPSHOT_SECONDS)
-            self._answered.clear()
-            self._pass_on(number, frame)
-        elif not self._answered.wait(FAREWELL_SECONDS):
-            self._pass_on(number, frame)
-        else:
-            self._answered.clear()  # the process outlived the signal: it is PID 1
-
-    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        if self._listening:
+            if not self.pipe.attach():
+                self.pipe.poke(bytes([number]))
+            if self._answered.wait(FAREWELL_SECONDS):
+                self._answered.clear()  # and we are still here: PID 1, or called by the user's handler
+                return
         if callable(self.previous):
             self.previous(number, frame)
         else:
