@@ -51,25 +51,30 @@ def new_incarnation() -> str:
 class Introduction:
     """Runs :meth:`agree` on the store thread; :meth:`hurry` makes it come to an end."""
 
-    def __init__(self, job: Job, rank: int, world_size: int, store: Any | None, ordinal: int) -> None:
+    def __init__(
+        self, job: Job, rank: int, world_size: int, store: Any | None, ordinal: int, generated_id: str | None = None
+    ) -> None:
+        """`ordinal` counts the inits of this process; `generated_id` is what an earlier session of it was given."""
         self._job = job
         self._rank = rank
         self._alone = world_size == 1 or store is None
         self._store: Any = store
         self._key = key(ordinal, job.restart_count)
         self._hurry = threading.Event()
+        # What this rank goes under if it has to decide by itself, and what rank 0 tells the others.
+        self.own = Introduced(
+            job_id=job.id or generated_id or "job-" + secrets.token_hex(6),
+            source=job.source or GENERATED,
+            incarnation=new_incarnation(),
+            agreed=self._alone or rank == 0,
+        )
 
     def hurry(self) -> None:
         self._hurry.set()
 
     def agree(self, meanwhile: Callable[[], None]) -> Introduced:
         """Agree with the other ranks. `meanwhile` is done once, after rank 0 has spoken and before others listen."""
-        own = Introduced(
-            job_id=self._job.id or "job-" + secrets.token_hex(6),
-            source=self._job.source or GENERATED,
-            incarnation=new_incarnation(),
-            agreed=self._alone or self._rank == 0,
-        )
+        own = self.own
         if self._alone:
             meanwhile()
             return own
