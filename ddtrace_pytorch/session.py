@@ -130,13 +130,14 @@ class Session:
         self.leave_store()
         if self._introduced is None:
             self._know(self._introduction.own)
+        # Before the span ends: a rotation after that would end it a second time.
+        self._pulse.stop(timeout)
+        self._handler.rest()
         if self._terminated and end.error is None:
             end = End("signal:SIGTERM")
         self._exporter.put_span(self.span.finish(self._clock.now(), end))
         parenthood.release()
-        self._exporter.close(deadline - time.monotonic())
-        self._pulse.stop(max(0.1, deadline - time.monotonic()))
-        self._handler.rest()
+        self._exporter.close(max(0.1, deadline - time.monotonic()))
 
     def leave_store(self) -> None:
         """Be done with the process group's store: no thread of ours may be in it when the group goes."""

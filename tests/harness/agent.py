@@ -102,7 +102,7 @@ class Agent:
         return ""
 
     def received(self, name: str | None = None) -> list[Span]:
-        """Every version of every span received, in order of arrival."""
+        """Every version of every span received, in no order."""
         traces = json.loads(self._get("/test/session/traces"))
         spans = [span for trace in traces for span in trace]
         return [span for span in spans if name is None or span["name"] == name]
@@ -110,10 +110,8 @@ class Agent:
     def spans(self, name: str | None = None) -> list[Span]:
         """Every span received, its last version only (snapshots give way to the finished span), by start."""
         newest: dict[tuple[int, int], Span] = {}
-        for span in self.received(name):
-            known = newest.get((span["trace_id"], span["span_id"]))
-            if known is None or not is_snapshot(span) or is_snapshot(known):
-                newest[span["trace_id"], span["span_id"]] = span
+        for span in sorted(self.received(name), key=version):
+            newest[span["trace_id"], span["span_id"]] = span
         return sorted(newest.values(), key=lambda span: int(span["start"]))
 
     def ranks(self) -> list[Span]:
@@ -122,5 +120,10 @@ class Agent:
         return sorted(pieces, key=lambda span: (span["metrics"]["rank"], span["start"]))
 
 
+def version(span: Span) -> float:
+    """When a snapshot was taken; later than any for a finished span."""
+    return float(span.get("metrics", {}).get("_dd.partial_version", float("inf")))
+
+
 def is_snapshot(span: Span) -> bool:
-    return "_dd.partial_version" in span["metrics"]
+    return version(span) != float("inf")

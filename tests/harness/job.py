@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
@@ -39,6 +40,12 @@ def environment(agent_url: str | None, **settings: str) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         **settings,
     }
+
+
+def alone(log: Path, **settings: str) -> dict[str, str]:
+    """The environment of a process that is a process group by itself and writes a run log in `log`, with no Agent."""
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}
+    return environment(None, **place, DD_PYTORCH_EXPORT="local", DD_PYTORCH_LOG_DIR=str(log), **settings)
 
 
 @dataclass
@@ -95,6 +102,7 @@ class Jobs:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._jobs: list[Job] = []
+        self._numbers = itertools.count()
 
     def script(self, text: str, name: str = "train.py") -> str:
         path = self.directory / name
@@ -102,7 +110,7 @@ class Jobs:
         return str(path)
 
     def start(self, command: Sequence[str], env: dict[str, str]) -> Job:
-        directory = self.directory / f"job-{len(self._jobs)}"
+        directory = self.directory / f"job-{next(self._numbers)}"
         directory.mkdir()
         with open(directory / "stdout", "wb") as stdout, open(directory / "stderr", "wb") as stderr:
             process = subprocess.Popen(
