@@ -40,7 +40,7 @@ SLOT: dict[str, dict[str, str]] = {
 # Which door opened first, for `doctor`: "pth", "torch.backends" or "explicit".
 opened_by: str | None = None
 
-_built_in: dict[str, Callable[..., Any]] = {}
+_built_in: dict[tuple[str, str], Callable[..., Any]] = {}
 _after_import: dict[str, Callable[[ModuleType], object]] = {}
 
 
@@ -85,13 +85,23 @@ def take_slot(module: ModuleType) -> None:
         function = getattr(module, theirs, None)
         replacement = getattr(ours, name)
         if function is not None and function is not replacement:
-            _built_in[theirs] = function
+            _built_in[module.__name__, theirs] = function
             setattr(module, theirs, replacement)
 
 
-def built_in(name: str) -> Callable[..., Any] | None:
-    """The built-in integration's own function of that name, if its module was loaded."""
-    return _built_in.get(name)
+def retire_built_in() -> None:
+    """Switch the built-in integration off, if it was loaded, by its own functions."""
+    unpatch = _built_in.get((f"{_BUILT_IN}.patch", "unpatch"))
+    if unpatch is None:
+        return
+    loaded = [module for module in map(sys.modules.get, SLOT) if module is not None]
+    for (name, theirs), function in _built_in.items():
+        setattr(sys.modules[name], theirs, function)
+    try:
+        unpatch()
+    finally:
+        for module in loaded:
+            take_slot(module)
 
 
 class Finder:

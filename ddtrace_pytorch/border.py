@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import traceback
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -22,6 +23,17 @@ def warn_once(message: str) -> None:
         log.warning(message)
 
 
+def _complain(what: str, error: Exception) -> None:
+    (*_, why) = traceback.format_exception_only(error)  # bears an error whose text raises
+    message = f"could not {what}; training goes on without it ({why.strip()})"
+    if message not in _said:
+        _said.add(message)
+        try:
+            log.warning(message, exc_info=log.isEnabledFor(logging.DEBUG))
+        except Exception:
+            pass  # the user's log handler raised, and nobody is left to tell
+
+
 def safely(what: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
     """Make a function of ours safe to call from user code: a failure is logged once and gives None.
 
@@ -35,10 +47,7 @@ def safely(what: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
             try:
                 return function(*args, **kwargs)
             except Exception as error:
-                message = f"could not {what}; training goes on without it ({type(error).__name__}: {error})"
-                if message not in _said:
-                    _said.add(message)
-                    log.warning(message, exc_info=log.isEnabledFor(logging.DEBUG))
+                _complain(what, error)
                 return None
 
         return guarded

@@ -77,9 +77,8 @@ def _torch_is_supported() -> bool:
 
 def _retire_the_built_in(torch: Any) -> None:
     # It can only be on if it was patched before either door opened.
-    unpatch = autoload.built_in("unpatch")
-    if getattr(torch, "_datadog_patch", False) and unpatch is not None:
-        unpatch()
+    if getattr(torch, "_datadog_patch", False):
+        autoload.retire_built_in()
 
 
 def _register_at_fork() -> None:

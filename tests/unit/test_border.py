@@ -1,0 +1,111 @@
+"""No error of ours reaches the user's code; every error of theirs does."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+
+import pytest
+
+from ddtrace_pytorch.border import safely, warn_once
+
+_number = itertools.count()
+
+
+def fresh(text: str) -> str:
+    """A message that this process has not said yet."""
+    return f"{text} {next(_number)}"
+
+
+def test_a_warning_is_said_once_and_another_one_still(caplog: pytest.LogCaptureFixture) -> None:
+    first, second = fresh("first"), fresh("second")
+    for message in (first, second, first, second):
+        warn_once(message)
+    assert caplog.messages == [first, second]
+    assert {record.levelno for record in caplog.records} == {logging.WARNING}
+    assert {record.name for record in caplog.records} == {"ddtrace_pytorch"}
+
+
+def test_what_succeeds_passes_through() -> None:
+    @safely("add")
+    def add(one: int, *, two: int) -> int:
+        """Sum."""
+        return one + two
+
+    assert add(1, two=2) == 3
+    assert add.__name__ == "add"
+    assert add.__doc__ == "Sum."
+
+
+def test_a_failure_gives_none_and_one_warning_that_says_what_and_why(caplog: pytest.LogCaptureFixture) -> None:
+    what = fresh("measure the moon")
+
+    @safely(what)
+    def fail() -> int:
+        raise OSError(28, "No space left on device")
+
+    assert [fail(), fail(), fail()] == [None, None, None]
+    (message,) = caplog.messages
+    assert what in message
+    assert "OSError" in message
+    assert "No space left on device" in message
+    assert "training goes on" in message
+
+
+def test_the_traceback_is_there_for_who_debugs_us_and_only_for_them(caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> None:
+        raise ValueError("deep inside")
+
+    safely(fresh("stay quiet"))(fail)()
+    with caplog.at_level(logging.DEBUG, "ddtrace_pytorch"):
+        safely(fresh("speak up"))(fail)()
+    quiet, loud = caplog.records
+    assert not quiet.exc_info
+    assert loud.exc_info
+    assert isinstance(loud.exc_info[1], ValueError)
+
+
+@pytest.mark.parametrize("theirs", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_what_is_the_users_passes_unchanged(theirs: type[BaseException], caplog: pytest.LogCaptureFixture) -> None:
+    error = theirs("theirs")
+
+    @safely("swallow it")
+    def interrupted() -> None:
+        raise error
+
+    with pytest.raises(theirs) as caught:
+        interrupted()
+    assert caught.value is error
+    assert caplog.messages == []
+
+
+def test_an_error_whose_text_raises_is_swallowed_too(caplog: pytest.LogCaptureFixture) -> None:
+    class Hostile(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text for you")
+
+    @safely(what := fresh("read it"))
+    def fail() -> None:
+        raise Hostile
+
+    assert fail() is None
+    (message,) = caplog.messages
+    assert what in message
+    assert "Hostile" in message
+
+
+def test_a_log_handler_that_raises_does_not_get_us_into_training() -> None:
+    class Broken(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise ConnectionError("the log server is gone")
+
+    @safely(fresh("be heard"))
+    def fail() -> None:
+        raise ValueError
+
+    handler = Broken()
+    logging.getLogger("ddtrace_pytorch").addHandler(handler)
+    try:
+        assert fail() is None
+    finally:
+        logging.getLogger("ddtrace_pytorch").removeHandler(handler)

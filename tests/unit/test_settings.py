@@ -1,0 +1,141 @@
+"""Every environment variable: what it accepts, what it becomes, and that no text of any kind stops a job."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddtrace_pytorch.settings import EXPORT_MODES, TABLE, Setting, Settings, default_log_root, load
+
+ROWS = {row.variable: row for row in TABLE}
+
+
+def test_an_empty_environment_gives_the_defaults_and_no_complaint() -> None:
+    settings = load({})
+    assert settings.export == "auto"
+    assert settings.service == "pytorch"
+    assert settings.rotation_seconds == 600
+    assert settings.snapshot_seconds == 60
+    assert settings.log_max_mb == 256
+    assert settings.trace_enabled
+    assert settings.job_id is None
+    assert settings.log_dir is None
+    assert settings.complaints == ()
+
+
+def test_every_row_fills_a_field_of_its_own_and_says_what_it_means() -> None:
+    assert sorted(row.field for row in TABLE) == sorted({f.name for f in fields(Settings)} - {"complaints"})
+    assert len(ROWS) == len(TABLE)
+    for row in TABLE:
+        assert row.variable.startswith("DD_")
+        assert row.meaning.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("variable", "raw", "field", "value"),
+    [
+        ("DD_PYTORCH_JOB_ID", "  night run 7 ", "job_id", "night run 7"),
+        ("DD_PYTORCH_SERVICE", "trainer", "service", "trainer"),
+        ("DD_SERVICE", "shop", "service", "shop"),
+        ("DD_TRACE_ENABLED", "0", "trace_enabled", False),
+        ("DD_TRACE_ENABLED", "False", "trace_enabled", False),
+        ("DD_TRACE_ENABLED", " TRUE ", "trace_enabled", True),
+        ("DD_PYTORCH_EXPORT", "Both", "export", "both"),
+        ("DD_PYTORCH_ROTATION_SECONDS", "0.05", "rotation_seconds", 0.05),
+        ("DD_PYTORCH_ROTATION_SECONDS", "1e2", "rotation_seconds", 100.0),
+        ("DD_PYTORCH_SNAPSHOT_SECONDS", " 5 ", "snapshot_seconds", 5.0),
+        ("DD_PYTORCH_LOG_DIR", "/data/logs", "log_root", "/data/logs"),
+        ("DD_PYTORCH_LOG_MAX_MB", "1", "log_max_mb", 1.0),
+    ],
+)
+def test_a_good_value_is_read(variable: str, raw: str, field: str, value: object) -> None:
+    settings = load({variable: raw})
+    assert getattr(settings, field) == value
+    assert settings.complaints == ()
+
+
+@pytest.mark.parametrize("mode", EXPORT_MODES)
+def test_every_export_mode_is_accepted(mode: str) -> None:
+    assert load({"DD_PYTORCH_EXPORT": mode}).export == mode
+
+
+def test_our_own_service_wins_over_ddtraces() -> None:
+    assert load({"DD_SERVICE": "shop", "DD_PYTORCH_SERVICE": "trainer"}).service == "trainer"
+
+
+@pytest.mark.parametrize(
+    ("variable", "raw", "accepted"),
+    [
+        ("DD_TRACE_ENABLED", "perhaps", "true or false"),
+        ("DD_PYTORCH_EXPORT", "carrier pigeon", "auto, agent, local, both, none"),
+        ("DD_PYTORCH_ROTATION_SECONDS", "ten", "a number from 0.01 to 86400"),
+        ("DD_PYTORCH_ROTATION_SECONDS", "0", "a number from 0.01 to 86400"),
+        ("DD_PYTORCH_ROTATION_SECONDS", "-5", "a number from 0.01 to 86400"),
+        ("DD_PYTORCH_ROTATION_SECONDS", "nan", "a number from 0.01 to 86400"),
+        ("DD_PYTORCH_SNAPSHOT_SECONDS", "inf", "a number from 0.1 to 86400"),
+        ("DD_PYTORCH_LOG_MAX_MB", "0.5", "a number from 1"),
+        ("DD_PYTORCH_LOG_RANKS", "%0", "such as 0,8-15"),
+        ("DD_PYTORCH_LOG_RANKS", "8-3", "such as 0,8-15"),
+        ("DD_PYTORCH_LOG_RANKS", "0,,1", "such as 0,8-15"),
+        ("DD_PYTORCH_LOG_RANKS", "first", "such as 0,8-15"),
+    ],
+)
+def test_a_bad_value_gives_the_default_and_a_complaint_that_helps(variable: str, raw: str, accepted: str) -> None:
+    row, settings = ROWS[variable], load({variable: raw})
+    assert getattr(settings, row.field) == getattr(load({}), row.field)
+    (complaint,) = settings.complaints
+    for part in (variable, repr(raw), accepted, repr(row.default)):
+        assert part in complaint
+
+
+def test_one_bad_value_leaves_the_others_alone_and_all_are_told() -> None:
+    settings = load({"DD_PYTORCH_EXPORT": "x", "DD_PYTORCH_LOG_MAX_MB": "y", "DD_PYTORCH_JOB_ID": "z"})
+    assert settings.job_id == "z"
+    assert len(settings.complaints) == 2
+
+
+def test_a_variable_that_is_set_but_empty_is_as_good_as_unset() -> None:
+    assert load({row.variable: "   " for row in TABLE}) == load({})
+
+
+@pytest.mark.parametrize(
+    ("raw", "chosen"),
+    [
+        ("all", range(20)),
+        ("ALL", range(20)),
+        ("0", {0}),
+        ("0,8-15", {0, *range(8, 16)}),
+        (" 1 , 3-4 ", {1, 3, 4}),
+        ("5-5", {5}),
+        ("%8", {0, 8, 16}),
+        ("%1", range(20)),
+    ],
+)
+def test_ranks_are_chosen(raw: str, chosen: set[int]) -> None:
+    ranks = load({"DD_PYTORCH_LOG_RANKS": raw}).log_ranks
+    assert {rank for rank in range(20) if rank in ranks} == set(chosen)
+
+
+@given(st.sampled_from(TABLE), st.text())
+def test_no_text_ever_stops_a_job(row: Setting, raw: str) -> None:
+    settings = load({row.variable: raw})
+    assert len(settings.complaints) <= 1
+    assert settings.service
+    assert all(len(complaint) < 1_000 for complaint in settings.complaints)
+
+
+def test_settings_are_read_from_the_process_when_nothing_else_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DD_PYTORCH_JOB_ID", "from the process")
+    assert load().job_id == "from the process"
+
+
+def test_the_default_log_directory_is_this_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert default_log_root() == str(tmp_path / f"ddtrace-pytorch-{os.getuid()}")
+    assert load({}).log_root == default_log_root()
