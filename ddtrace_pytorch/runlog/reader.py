@@ -106,7 +106,7 @@ def read_file(path: str, notes: list[str], types: Collection[str] | None = None)
     empty, truncated = True, False
     try:
         with _open(path) as file:
-            for line in _lines(file):
+            while line := file.readline(MAX_LINE):  # what is longer is no record, and comes in damaged parts
                 empty, truncated = False, not line.endswith(b"\n")
                 kind = _TYPE.match(line) if wanted and not truncated else None
                 if kind is not None and kind[1] not in wanted:
@@ -142,16 +142,6 @@ def _open(path: str) -> Iterator[IO[bytes]]:
                 yield cast("IO[bytes]", unpacked)
         else:
             yield file
-
-
-def _lines(file: IO[bytes]) -> Iterator[bytes]:
-    """Lines with their ends; of one longer than `MAX_LINE`, only an empty damaged line remains."""
-    while line := file.readline(MAX_LINE):
-        if len(line) == MAX_LINE and not line.endswith(b"\n"):
-            while len(rest := file.readline(MAX_LINE)) == MAX_LINE and not rest.endswith(b"\n"):
-                pass
-            line = b"\n"
-        yield line
 
 
 def _rank_log(root: str, folder: str, names: list[SegmentName]) -> RankLog:

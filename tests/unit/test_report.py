@@ -103,19 +103,21 @@ def test_a_job_that_ended_well(tmp_path):
     assert re.search(r"^ +0 +host-a +10\.0s +3 +destroyed *$", shown, re.MULTILINE)
 
 
+START_KEYS = """number attempt incarnation started last_seen duration_s world_size ranks_seen ends"""
+ATTEMPT_KEYS = START_KEYS + """ ranks_found ranks_missing hosts gpus dropped versions ranks"""
+RANK_KEYS = """rank host node pid device started last_seen last_beat duration_s end_reason ended_badly error_type
+               error_message pieces dropped"""
+
+
 def test_the_keys_of_the_json_are_the_documented_ones(tmp_path):
     write_rank(tmp_path, 0, device={"uuid": "GPU-1", "name": "H100"})
     data = report(tmp_path)
     (attempt,) = data["attempts"]
-    start = set("number attempt incarnation started last_seen duration_s world_size ranks_seen ends".split())
-    assert set(data) == {"directory", "jobs", "job", "starts", "attempts", "notes"}
-    assert set(data["starts"][0]) == start
-    assert set(attempt) == start | {"ranks_found", "ranks_missing", "hosts", "gpus", "dropped", "versions", "ranks"}
-    assert set(attempt["gpus"][0]) == {"host", "uuid", "name", "ranks"}
-    assert set(attempt["ranks"][0]) == set(
-        "rank host node pid device started last_seen last_beat duration_s end_reason ended_badly error_type "
-        "error_message pieces dropped".split()
-    )
+    assert list(data) == ["directory", "jobs", "job", "starts", "attempts", "notes"]
+    assert list(data["starts"][0]) == START_KEYS.split()
+    assert list(attempt) == ATTEMPT_KEYS.split()
+    assert list(attempt["gpus"][0]) == ["host", "uuid", "name", "ranks"]
+    assert list(attempt["ranks"][0]) == RANK_KEYS.split()
 
 
 def test_missing_ranks_are_named(tmp_path):
@@ -132,6 +134,8 @@ def test_a_rank_without_an_end_says_when_it_was_last_alive(tmp_path):
     clock = datetime.fromtimestamp(T0 / SECOND + 9).strftime("%H:%M:%S")
     first, second = report(tmp_path)["attempts"][0]["ranks"]
     assert first["end_reason"] is None
+    assert first["duration_s"] == 9.0
+    assert datetime.fromisoformat(first["last_beat"]).timestamp() == T0 / SECOND + 9
     assert first["ended_badly"]
     assert not second["ended_badly"]
     assert f"no end recorded (last beat {clock})" in run(tmp_path).stdout
@@ -147,6 +151,7 @@ def test_an_error_is_shown_with_the_ranks_that_had_it(tmp_path):
 def test_there_is_one_device_record_per_host_and_uuid(tmp_path):
     for rank, (host, uuid) in enumerate([("a", "GPU-1"), ("a", "GPU-1"), ("a", "GPU-2"), ("b", "GPU-1")]):
         write_rank(tmp_path, rank, host=host, device={"uuid": uuid, "name": "H100"}, world_size=4)
+    write_rank(tmp_path, 0, host="a", device={"uuid": "GPU-1", "name": "H100"}, world_size=4)  # a second process
     (attempt,) = report(tmp_path)["attempts"]
     assert attempt["gpus"] == [
         {"host": "a", "uuid": "GPU-1", "name": "H100", "ranks": [0, 1]},
