@@ -22,9 +22,9 @@ ROOT = Path(__file__).parents[2]
 _AS_ROOT = ()
 _AS_ANYBODY = ("--user", "--map-root-user")
 
-# PID 1 of a host: $1 is the interpreter, $2 the name, $3 a directory to build /tmp in, the rest what /tmp keeps showing.
-# It lives until its standard input closes, which also happens when the test run is killed; the kernel then kills
-# everything on the host.
+# PID 1 of a host: $1 is the interpreter, $2 the name, $3 a directory to build /tmp in, the rest what /tmp keeps
+# showing. It lives until its standard input closes, which also happens when the test run is killed; the kernel then
+# kills everything on the host.
 _INIT = """
 set -e
 "$1" -IS -c 'import socket, sys; socket.sethostname(sys.argv[1])' "$2"

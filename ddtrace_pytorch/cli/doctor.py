@@ -1,0 +1,389 @@
+"""`ddtrace-pytorch doctor`: would a job started from here be traced, and if not, what to do.
+
+:func:`gather` collects :class:`Facts` (the effects), :func:`examine` turns them into :class:`Check` lines (pure), and
+:func:`render` shows them. The command's exit status is 0 if nothing needs mending, else 1.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import site
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import click
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+from rich.console import Console
+from rich.text import Text
+
+from ddtrace_pytorch import __version__, settings
+from ddtrace_pytorch.cli import probes
+from ddtrace_pytorch.cli.report import visible
+from ddtrace_pytorch.identity import job as jobs
+from ddtrace_pytorch.patch import SUPPORTED_TORCH
+
+TIMEOUT_SECONDS = 60.0
+
+NAME = "ddtrace-pytorch"
+# As pyproject.toml declares them.
+NEEDED = {"ddtrace": ">=4.14", "wrapt": ">=1.17,<3", "nvidia-ml-py": ">=12"}
+
+# As in the exporter, which can't be imported without a working ddtrace.
+AGENT_MODES = ("auto", "agent", "both")
+LOG_MODES = ("local", "both")
+
+SWITCHES = ("DD_PATCH_MODULES", "DD_TRACE_PYTORCH_ENABLED", "TORCH_DEVICE_BACKEND_AUTOLOAD", "DD_TRACE_AGENT_URL")
+SWITCH_ON = "set DD_PATCH_MODULES=pytorch:true in the job's environment and start it with ddtrace-run"
+DOORS = {"pth": "the start-up file", "torch.backends": "the torch.backends entry point"}
+
+GOOD, BAD, NOTE = "good", "bad", "note"
+MARKS = {GOOD: ("✓", "+", "green"), BAD: ("✗", "x", "bold red"), NOTE: ("–", "-", "dim")}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What was found. `answers` are the probes', by name; what isn't there is None."""
+
+    location: str
+    install: str
+    python: str
+    packages: dict[str, str | None]
+    pth: str | None
+    entry_point: bool
+    environ: Mapping[str, str]
+    settings: settings.Settings
+    job: jobs.Job
+    answers: dict[str, probes.Answer]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line: `state` is ``good``, ``bad`` or ``note``; a bad one says in `todo` what to do."""
+
+    topic: str
+    state: str
+    text: str
+    todo: str | None = None
+
+
+# ---- finding out ----
+
+
+def gather(environ: Mapping[str, str] = os.environ, timeout: float = TIMEOUT_SECONDS) -> Facts:
+    """Look around, at most about `timeout` seconds."""
+    location, install = _installed()
+    return Facts(
+        location=location,
+        install=install,
+        python=f"{platform.python_version()} ({sys.executable})",
+        packages={name: _version(name) for name in NEEDED},
+        pth=_pth(),
+        entry_point=any(
+            point.name == "ddtrace_pytorch" for point in importlib.metadata.entry_points(group="torch.backends")
+        ),
+        environ=dict(environ),
+        settings=settings.load(environ),
+        job=jobs.identify(environ),
+        answers=probes.ask(tuple(probes.PROBES), timeout),
+    )
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _installed() -> tuple[str, str]:
+    """Where this package runs from, and how it came there."""
+    location = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    try:
+        distribution = importlib.metadata.distribution(NAME)
+    except importlib.metadata.PackageNotFoundError:
+        return location, "not installed, found on the path"
+    origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+    if origin.get("dir_info", {}).get("editable"):
+        return location, "editable install"
+    if os.path.realpath(str(distribution.locate_file("ddtrace_pytorch"))) == os.path.realpath(location):
+        return location, "wheel"
+    return location, f"found on the path before the wheel installed in {distribution.locate_file('')}"
+
+
+def _pth() -> str | None:
+    directories = [*site.getsitepackages(), site.getusersitepackages()]
+    paths = (os.path.join(directory, "ddtrace_pytorch.pth") for directory in directories)
+    return next((path for path in paths if os.path.isfile(path)), None)
+
+
+# ---- judging ----
+
+
+def examine(facts: Facts) -> list[Check]:
+    """Every check, in the order shown."""
+    return [Check(topic, *line) for topic, rule in RULES.items() for line in rule(facts)]
+
+
+Line = tuple[str, str] | tuple[str, str, str]
+
+
+def _versions(facts: Facts) -> Iterator[Line]:
+    yield GOOD, f"{NAME} {__version__}, {facts.install}: {facts.location}"
+    yield GOOD, f"Python {facts.python}"
+    for name, wanted in NEEDED.items():
+        version = facts.packages[name]
+        if version is None:
+            yield BAD, f"{name} is not installed", f"pip install '{name}{wanted}'"
+        elif not _within(version, wanted):
+            yield BAD, f"{name} {version} is out of the supported range {wanted}", f"pip install '{name}{wanted}'"
+        else:
+            yield GOOD, f"{name} {version}"
+    torch = facts.answers["torch"]
+    if "error" in torch:
+        yield BAD, f"torch can't be imported: {torch['error']}", "install a torch that imports with this Python"
+        return
+    build = "CUDA " + torch["cuda"] if torch["cuda"] else "ROCm " + torch["hip"] if torch["hip"] else "CPU only"
+    if not _within(torch["version"], SUPPORTED_TORCH):
+        yield (
+            BAD,
+            f"torch {torch['version']} ({build}) is out of the supported range {SUPPORTED_TORCH}",
+            f"pip install 'torch{SUPPORTED_TORCH}'",
+        )
+    else:
+        yield GOOD, f"torch {torch['version']} ({build})"
+    if not torch["distributed"]:
+        yield NOTE, "this torch is built without torch.distributed: only single-process training is seen"
+
+
+def _doors(facts: Facts) -> Iterator[Line]:
+    autoload = facts.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1")
+    torch = facts.answers["torch"]
+    yield (GOOD, f"start-up file {facts.pth}") if facts.pth else (NOTE, "no start-up file (only a wheel brings one)")
+    if not facts.entry_point:
+        yield NOTE, "no torch.backends entry point (only an installed package has one)"
+    elif autoload == "0":
+        yield NOTE, "torch.backends entry point, shut by TORCH_DEVICE_BACKEND_AUTOLOAD=0"
+    elif "error" not in torch and not _within(torch["version"], ">=2.5.0.dev0"):
+        yield NOTE, "torch.backends entry point, which torch uses from 2.5 on"
+    else:
+        yield GOOD, "torch.backends entry point"
+    if "error" in torch:
+        return
+    if torch["door"] and torch["finder"]:
+        yield GOOD, f"`import torch` in a fresh interpreter: opened by {DOORS.get(torch['door'], torch['door'])}"
+    else:
+        reopen = " and unset TORCH_DEVICE_BACKEND_AUTOLOAD" if autoload == "0" else ""
+        yield (
+            BAD,
+            "`import torch` in a fresh interpreter: no door opened, so ddtrace would use its own built-in integration",
+            f"pip install --force-reinstall {NAME}{reopen}, or call ddtrace_pytorch.patch() in the training script",
+        )
+
+
+def _instrumentation(facts: Facts) -> Iterator[Line]:
+    answer, chosen = facts.answers["instrumentation"], facts.settings
+    asked = [f"{name}={facts.environ[name]}" for name in SWITCHES[:2] if name in facts.environ]
+    asked_text = " and ".join(asked) or "neither DD_PATCH_MODULES nor DD_TRACE_PYTORCH_ENABLED is set"
+    if "error" in answer:
+        if "error" not in facts.answers["torch"]:
+            yield BAD, f"ddtrace-run could not be tried: {answer['error']}", "mend ddtrace-run, or reinstall ddtrace"
+        return
+    if not chosen.trace_enabled:
+        yield BAD, "DD_TRACE_ENABLED turns all tracing off", "unset DD_TRACE_ENABLED"
+    if chosen.export == "none":
+        yield BAD, "DD_PYTORCH_EXPORT=none: nothing is recorded", "unset DD_PYTORCH_EXPORT"
+    if answer["on"]:
+        yield GOOD, f"on under ddtrace-run ({asked_text})"
+        return
+    if answer["built_in"]:
+        yield BAD, "under ddtrace-run, ddtrace's own built-in integration is on instead", "open a door (see above)"
+    elif not _asked(facts.environ):
+        yield BAD, f"off under ddtrace-run: {asked_text}", SWITCH_ON
+    elif chosen.trace_enabled:
+        yield (
+            BAD,
+            f"off under ddtrace-run, though {asked_text} asks for it",
+            "DD_TRACE_DEBUG=true ddtrace-run python -c 'import torch' says more",
+        )
+    for line in answer["stderr"]:
+        yield NOTE, f"on stderr: {line}"
+
+
+def _asked(environ: Mapping[str, str]) -> bool:
+    """Whether ddtrace is asked for its pytorch integration: DD_PATCH_MODULES wins."""
+    pairs = (part.partition(":") for part in environ.get("DD_PATCH_MODULES", "").replace(" ", ",").split(","))
+    asked = {name.strip(): value.strip() for name, _, value in pairs}
+    value = asked.get("pytorch", environ.get("DD_TRACE_PYTORCH_ENABLED", ""))
+    return value.lower() in ("true", "1")
+
+
+def _agent(facts: Facts) -> Iterator[Line]:
+    answer, export = facts.answers["agent"], facts.settings.export
+    instead = f"the run log goes to {facts.settings.log_root} (to read it: {NAME} report)"
+    if export not in AGENT_MODES:
+        yield NOTE, f"not used: DD_PYTORCH_EXPORT={export}"
+    elif "error" in answer:
+        yield BAD, f"could not be asked: {answer['error']}", "reinstall ddtrace"
+    elif answer["url"] is None:
+        yield NOTE, "none in between: ddtrace sends to the intake itself"
+    elif answer["answers"]:
+        yield GOOD, f"answers at {answer['url']} ({answer['ms']:g} ms)"
+    elif export == "agent":
+        yield (
+            BAD,
+            f"none answers at {answer['url']} ({answer['ms']:g} ms), and DD_PYTORCH_EXPORT=agent keeps nothing else",
+            "start an Agent, point DD_TRACE_AGENT_URL at one, or unset DD_PYTORCH_EXPORT",
+        )
+    else:
+        yield NOTE, f"none answers at {answer['url']} ({answer['ms']:g} ms); {instead}"
+
+
+def _log(facts: Facts) -> Iterator[Line]:
+    answer, chosen = facts.answers["log"], facts.settings
+    agent = facts.answers["agent"].get("answers", False)
+    wanted = chosen.export in LOG_MODES or (chosen.export == "auto" and (chosen.log_dir is not None or not agent))
+    if "error" in answer or answer["why"]:
+        why = answer.get("error") or answer["why"]
+        if wanted:
+            yield BAD, f"can't be written: {why}", "set DD_PYTORCH_LOG_DIR to a directory that you can write to"
+        else:
+            yield NOTE, f"could not be written, and is not needed now: {why}"
+        return
+    free = answer["free_bytes"]
+    text = f"{answer['directory']} can be written, {free / (1 << 30):,.1f} GiB free"
+    if not wanted:
+        yield NOTE, f"{text}; not needed now"
+    elif free < chosen.log_max_mb * (1 << 20):
+        yield NOTE, f"{text}: less than the {chosen.log_max_mb:g} MiB that one rank may take (DD_PYTORCH_LOG_MAX_MB)"
+    else:
+        yield GOOD, text
+
+
+def _gpu(facts: Facts) -> Iterator[Line]:
+    answer, torch = facts.answers["gpu"], facts.answers["torch"]
+    if "error" in answer:
+        yield NOTE, f"NVML could not be asked: {answer['error']}"
+        return
+    if torch.get("hip"):
+        yield NOTE, "this torch is built for ROCm: NVML, where GPU facts come from, knows NVIDIA's GPUs only"
+    if not answer["count"]:
+        yield NOTE, f"none found ({answer.get('why_none') or 'NVML sees no GPU'})"
+        return
+    many = f"{answer['count']} GPU{'s' if answer['count'] > 1 else ''}, driver {answer['driver']}"
+    device = answer["device"]
+    if device is None:
+        yield NOTE, f"{many}; none is visible under CUDA_VISIBLE_DEVICES={facts.environ.get('CUDA_VISIBLE_DEVICES')}"
+    else:
+        yield GOOD, f"{many}; the first one here is {device['name']} {device['uuid']}"
+        for complaint in device["complaints"]:
+            yield NOTE, complaint
+    if not (torch.get("cuda") or torch.get("hip") or "error" in torch):
+        yield NOTE, "this torch is built without CUDA and uses none of them"
+
+
+def _job(facts: Facts) -> Iterator[Line]:
+    job = facts.job
+    launcher = f", launched by {job.launcher}" if job.launcher else ""
+    attempt = "" if job.attempt is None else f", attempt {job.attempt} (from {job.attempt_source})"
+    if job.id is None:
+        yield NOTE, f"no job id in this environment{launcher}{attempt}; the ranks will make one up together"
+    else:
+        yield GOOD, f"job {job.id} (from {job.source}){launcher}{attempt}"
+    for complaint in job.complaints:
+        yield NOTE, complaint
+
+
+def _settings(facts: Facts) -> Iterator[Line]:
+    complaints = facts.settings.complaints
+    rows = [(row.variable, row.default) for row in settings.TABLE]
+    told = False
+    for variable, default in [*((name, "") for name in SWITCHES), *rows]:
+        value = facts.environ.get(variable, "").strip()
+        if value and value != default and not any(text.startswith(f"{variable}=") for text in complaints):
+            yield NOTE, f"{variable}={value}"
+            told = True
+    for complaint in complaints:
+        yield BAD, complaint, f"mend or unset {complaint.partition('=')[0]}"
+    if not told and not complaints:
+        yield GOOD, "all at their defaults"
+
+
+RULES: dict[str, Callable[[Facts], Iterator[Line]]] = {
+    "Versions": _versions,
+    "Doors into ddtrace": _doors,
+    "Instrumentation": _instrumentation,
+    "Agent": _agent,
+    "Run log": _log,
+    "GPU": _gpu,
+    "Job": _job,
+    "Settings": _settings,
+}
+
+
+def _within(version: str, wanted: str) -> bool:
+    try:
+        return SpecifierSet(wanted).contains(Version(version), prereleases=True)
+    except InvalidVersion:
+        return False
+
+
+def todo(checks: list[Check]) -> list[str]:
+    """What to do, each thing once, in the order of the checks."""
+    return list(dict.fromkeys(check.todo for check in checks if check.todo))
+
+
+# ---- showing it ----
+
+
+def render(checks: list[Check], console: Console) -> None:
+    """Show `checks` by topic, then what to do."""
+    plain = console.options.ascii_only
+    topic = None
+    for check in checks:
+        if check.topic != topic:
+            topic = check.topic
+            console.print(Text(topic, style="bold"), soft_wrap=True)
+        mark, ascii_mark, style = MARKS[check.state]
+        line = Text("  ").append(ascii_mark if plain else mark, style=style).append(f" {visible(check.text)}")
+        console.print(line, soft_wrap=True)
+    console.print()
+    things = todo(checks)
+    if not things:
+        console.print(Text("What to do: nothing. `ddtrace-run python train.py` would be traced from here."))
+    elif len(things) == 1:
+        console.print(Text(f"What to do: {visible(things[0])}"), soft_wrap=True)
+    else:
+        console.print(Text("What to do:"))
+        for number, thing in enumerate(things, 1):
+            console.print(Text(f"  {number}. {visible(thing)}"), soft_wrap=True)
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print the checks as JSON.")
+@click.pass_context
+def doctor(context: click.Context, as_json: bool) -> None:
+    """Whether a job started from here would be traced, and if not, what to do.
+
+    Run it where the job runs, with the job's environment. It starts a few interpreters, which takes some seconds.
+    """
+    if sys.stderr.isatty():
+        with Console(stderr=True).status("asking torch, ddtrace and the Agent …"):
+            facts = gather()
+    else:
+        facts = gather()
+    checks = examine(facts)
+    things = todo(checks)
+    if as_json:
+        found: dict[str, Any] = {"would_trace": not things, "what_to_do": things}
+        click.echo(
+            json.dumps(found | {"checks": [asdict(check) for check in checks], "answers": facts.answers}, indent=2)
+        )
+    else:
+        render(checks, Console(file=sys.stdout, markup=False, highlight=False, emoji=False))
+    context.exit(1 if things else 0)

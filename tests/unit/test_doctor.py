@@ -1,0 +1,316 @@
+"""`ddtrace-pytorch doctor`: what it says of facts, and what it finds out when really run."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.agent import Agent
+from harness.job import environment
+from rich.console import Console
+
+from ddtrace_pytorch import exporter, settings
+from ddtrace_pytorch.cli import doctor, probes
+from ddtrace_pytorch.cli.doctor import BAD, GOOD, NOTE, Check, Facts, examine, todo
+from ddtrace_pytorch.identity import job as jobs
+
+ROOT = Path(__file__).parents[2]
+
+ANSWERS: dict[str, probes.Answer] = {
+    "torch": {
+        "version": "2.13.0",
+        "cuda": "13.0",
+        "hip": None,
+        "distributed": True,
+        "door": "pth",
+        "finder": True,
+    },
+    "instrumentation": {"on": True, "built_in": False, "stderr": []},
+    "agent": {"url": "http://agent:8126", "answers": True, "ms": 1.5},
+    "gpu": {
+        "count": 2,
+        "driver": "580.1",
+        "device": {"name": "NVIDIA H100", "uuid": "GPU-1", "complaints": []},
+    },
+    "log": {"directory": "/logs", "why": None, "free_bytes": 50 << 30},
+}
+
+
+def facts(environ: dict[str, str] | None = None, **answers: dict[str, Any]) -> Facts:
+    """All is well, but for some variables and parts of answers."""
+    environ = {"DD_PATCH_MODULES": "pytorch:true"} | (environ or {})
+    return Facts(
+        location="/site-packages/ddtrace_pytorch",
+        install="wheel",
+        python="3.12.1 (/bin/python)",
+        packages={"ddtrace": "4.16.0", "wrapt": "2.0.0", "nvidia-ml-py": "13.1"},
+        pth="/site-packages/ddtrace_pytorch.pth",
+        entry_point=True,
+        environ=environ,
+        settings=settings.load(environ),
+        job=jobs.identify(environ),
+        answers={
+            name: answers[name] if "error" in answers.get(name, {}) else answer | answers.get(name, {})
+            for name, answer in ANSWERS.items()
+        },
+    )
+
+
+def about(topic: str, facts: Facts) -> list[Check]:
+    return [check for check in examine(facts) if check.topic == topic]
+
+
+def only_fault(facts: Facts) -> Check:
+    (fault,) = [check for check in examine(facts) if check.state == BAD]
+    return fault
+
+
+def test_nothing_is_to_do_where_all_is_well() -> None:
+    assert todo(examine(facts())) == []
+
+
+def test_every_fault_comes_with_what_to_do() -> None:
+    broken = {name: {"error": "it fell over"} for name in ANSWERS}
+    worst = replace(
+        facts({"DD_PYTORCH_EXPORT": "noone"}, **broken),
+        packages=dict.fromkeys(doctor.NEEDED),
+        pth=None,
+        entry_point=False,
+    )
+    faults = [check for check in examine(worst) if check.state == BAD]
+    assert len(faults) >= 6
+    assert all(check.todo for check in faults)
+    assert not any(check.todo for check in examine(worst) if check.state != BAD)
+
+
+def test_the_declared_needs_are_those_of_the_wheel() -> None:
+    pyproject = (ROOT / "pyproject.toml").read_text()
+    for name, wanted in doctor.NEEDED.items():
+        assert f'"{name}{wanted}"' in pyproject
+
+
+def test_the_export_modes_are_the_exporters() -> None:
+    assert (doctor.AGENT_MODES, doctor.LOG_MODES) == (exporter.AGENT_MODES, exporter.LOG_MODES)
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "fine"),
+    [
+        ("ddtrace", "4.14.0", True),
+        ("ddtrace", "5.0.0rc1", True),
+        ("ddtrace", "4.13.9", False),
+        ("ddtrace", None, False),
+        ("wrapt", "3.0.0", False),
+        ("nvidia-ml-py", None, False),
+    ],
+)
+def test_a_package_out_of_range_is_a_fault(name: str, version: str | None, fine: bool) -> None:
+    found = facts()
+    found = replace(found, packages=found.packages | {name: version})
+    assert (todo(examine(found)) == []) is fine
+    if not fine:
+        assert only_fault(found).todo == f"pip install '{name}{doctor.NEEDED[name]}'"
+
+
+@pytest.mark.parametrize(
+    ("version", "fine"),
+    [("2.0.0", True), ("2.9.0a0+145a3a7bda.nv25.10", True), ("1.13.1", False), ("3.0.0", False), ("mine", False)],
+)
+def test_torch_must_be_in_the_supported_range(version: str, fine: bool) -> None:
+    assert (todo(examine(facts(torch={"version": version}))) == []) is fine
+
+
+def test_the_build_of_torch_is_told() -> None:
+    def build(**torch: Any) -> str:
+        return " ".join(check.text for check in about("Versions", facts(torch=torch)))
+
+    assert "torch 2.13.0 (CUDA 13.0)" in build()
+    assert "torch 2.13.0 (ROCm 7.0)" in build(cuda=None, hip="7.0")
+    assert "torch 2.13.0 (CPU only)" in build(cuda=None)
+
+
+def test_a_torch_that_does_not_import_is_told_once() -> None:
+    missing = {"error": "ModuleNotFoundError: No module named 'torch'"}
+    fault = only_fault(facts(torch=missing, instrumentation=missing))
+    assert "No module named 'torch'" in fault.text
+
+
+def test_one_door_is_enough() -> None:
+    assert todo(examine(replace(facts(torch={"door": "torch.backends"}), pth=None))) == []
+    assert todo(examine(replace(facts(), entry_point=False))) == []
+
+
+def test_a_shut_door_is_told_and_no_door_is_a_fault() -> None:
+    shut = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    lines = about("Doors into ddtrace", facts(shut))
+    assert [check.state for check in lines] == [GOOD, NOTE, GOOD]
+    none = replace(facts(shut, torch={"door": None, "finder": False}), pth=None)
+    assert "unset TORCH_DEVICE_BACKEND_AUTOLOAD" in (only_fault(none).todo or "")
+
+
+def test_an_old_torch_does_not_use_the_entry_point() -> None:
+    lines = about("Doors into ddtrace", facts(torch={"version": "2.4.1"}))
+    assert [check.state for check in lines] == [GOOD, NOTE, GOOD]
+
+
+@pytest.mark.parametrize(
+    ("environ", "switched_on_by"),
+    [
+        ({"DD_PATCH_MODULES": ""}, doctor.SWITCH_ON),
+        ({"DD_PATCH_MODULES": "requests:true"}, doctor.SWITCH_ON),
+        ({"DD_PATCH_MODULES": "pytorch:false", "DD_TRACE_PYTORCH_ENABLED": "true"}, doctor.SWITCH_ON),
+        ({"DD_PATCH_MODULES": "requests:true", "DD_TRACE_PYTORCH_ENABLED": "true"}, "DD_TRACE_DEBUG=true"),
+        ({"DD_PATCH_MODULES": "redis:true,pytorch:1"}, "DD_TRACE_DEBUG=true"),
+        ({"DD_TRACE_ENABLED": "false"}, "unset DD_TRACE_ENABLED"),
+    ],
+)
+def test_off_is_a_fault_that_says_what_switches_it_on(environ: dict[str, str], switched_on_by: str) -> None:
+    fault = only_fault(facts(environ, instrumentation={"on": False}))
+    assert fault.topic == "Instrumentation"
+    assert switched_on_by in (fault.todo or "")
+
+
+def test_what_the_failed_try_said_is_shown() -> None:
+    lines = about("Instrumentation", facts(instrumentation={"on": False, "stderr": ["torch is too old"]}))
+    assert (lines[-1].state, lines[-1].text) == (NOTE, "on stderr: torch is too old")
+
+
+def test_the_built_in_integration_is_told_from_ours() -> None:
+    assert "built-in" in only_fault(facts(instrumentation={"on": False, "built_in": True})).text
+
+
+@pytest.mark.parametrize(
+    ("export", "state", "says"),
+    [
+        ("auto", NOTE, "the run log goes to /logs"),
+        ("both", NOTE, "the run log goes to /logs"),
+        ("local", NOTE, "not used"),
+        ("agent", BAD, "keeps nothing else"),
+    ],
+)
+def test_without_an_agent_it_says_what_happens_instead(export: str, state: str, says: str) -> None:
+    environ = {"DD_PYTORCH_EXPORT": export, "DD_PYTORCH_LOG_DIR": "/logs"}
+    (line,) = about("Agent", facts(environ, agent={"answers": False}))
+    assert line.state == state
+    assert says in line.text
+
+
+@pytest.mark.parametrize(
+    ("environ", "agent", "state"),
+    [
+        ({}, True, NOTE),
+        ({}, False, BAD),
+        ({"DD_PYTORCH_LOG_DIR": "/logs"}, True, BAD),
+        ({"DD_PYTORCH_EXPORT": "both"}, True, BAD),
+        ({"DD_PYTORCH_EXPORT": "agent"}, True, NOTE),
+    ],
+)
+def test_an_unusable_log_is_a_fault_only_where_it_is_needed(environ: dict[str, str], agent: bool, state: str) -> None:
+    (line,) = about("Run log", facts(environ, agent={"answers": agent}, log={"why": "read-only"}))
+    assert line.state == state
+
+
+def test_a_log_that_may_fill_the_disk_is_noted() -> None:
+    (line,) = about("Run log", facts({"DD_PYTORCH_EXPORT": "local"}, log={"free_bytes": 10 << 20}))
+    assert line.state == NOTE
+    assert "256 MiB" in line.text
+
+
+def test_a_missing_gpu_is_no_fault() -> None:
+    for answer in ({"count": 0, "why_none": "no driver"}, {"device": None}, {"error": "hung"}):
+        (line,) = about("GPU", facts(gpu=answer))
+        assert line.state == NOTE
+
+
+def test_a_setting_that_cannot_be_read_is_a_fault_and_others_are_shown() -> None:
+    found = facts({"DD_PYTORCH_LOG_MAX_MB": "lots", "DD_PYTORCH_SERVICE": "trainer"})
+    assert only_fault(found).todo == "mend or unset DD_PYTORCH_LOG_MAX_MB"
+    assert "DD_PYTORCH_SERVICE=trainer" in [check.text for check in about("Settings", found)]
+
+
+def test_the_job_is_told_with_where_its_id_is_from() -> None:
+    (line,) = about("Job", facts({"SLURM_JOB_ID": "42", "SLURM_PROCID": "0"}))
+    assert "job 42 (from SLURM_JOB_ID), launched by slurm" in line.text
+    (line,) = about("Job", facts())
+    assert line.state == NOTE
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_marks_read_without_colour_and_without_unicode(encoding: str) -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="backslashreplace")
+    checks = [Check("A", GOOD, "fine"), Check("A", BAD, "broken\x1b[2J", "mend it"), Check("B", NOTE, "by the way")]
+    doctor.render(checks, Console(file=out))
+    out.seek(0)
+    good, bad, note = ("✓", "✗", "–") if encoding == "utf-8" else ("+", "x", "-")
+    assert out.read() == (f"A\n  {good} fine\n  {bad} broken\\x1b[2J\nB\n  {note} by the way\n\nWhat to do: mend it\n")
+
+
+def test_a_probe_that_hangs_or_dies_costs_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(probes.PROBES, "gpu", ("sh", "-c", "sleep 600"))
+    monkeypatch.setitem(probes.PROBES, "agent", ("sh", "-c", "kill -SEGV $$"))
+    monkeypatch.setitem(probes.PROBES, "torch", ("sh", "-c", "echo it is broken >&2; exit 1"))
+    answers = probes.ask(("gpu", "agent", "torch", "log"), timeout=5.0)
+    assert answers["gpu"] == {"error": "no answer in 5 s"}
+    assert answers["agent"] == {"error": "the interpreter died of SIGSEGV"}
+    assert answers["torch"] == {"error": "it is broken"}
+    assert "directory" in answers["log"]
+
+
+def test_looking_at_the_log_directory_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    for directory in (there, tmp_path / "not" / "yet"):
+        monkeypatch.setenv("DD_PYTORCH_LOG_DIR", str(directory))
+        answer = probes.log()
+        assert answer["why"] is None
+        assert answer["free_bytes"] > 0
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("DD_PYTORCH_LOG_DIR", str(tmp_path / "file" / "log"))
+    assert probes.log()["why"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "there"]
+
+
+def test_the_usual_log_directory_must_be_ours_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DD_PYTORCH_LOG_DIR", raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert probes.log()["why"] is None
+    assert list(tmp_path.iterdir()) == []
+    os.symlink("/", settings.default_log_root())
+    assert "symbolic link" in probes.log()["why"]
+
+
+def _doctor(env: dict[str, str], *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ddtrace_pytorch.cli.main", "doctor", *options],
+        env=env, capture_output=True, text=True, timeout=90,
+    )  # fmt: skip
+
+
+def test_really_run_where_a_job_would_be_traced(agent: Agent) -> None:
+    done = _doctor(environment(agent.url, DD_PATCH_MODULES="pytorch:true"), "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    said = json.loads(done.stdout)
+    assert (said["would_trace"], said["what_to_do"]) == (True, [])
+    answers = said["answers"]
+    assert answers["instrumentation"]["on"] is True
+    assert (answers["agent"]["url"], answers["agent"]["answers"]) == (agent.url, True)
+    assert answers["torch"]["door"] == ("pth" if doctor._pth() else "torch.backends")
+    assert answers["torch"]["finder"] is True
+    assert agent.received() == []
+
+
+def test_really_run_where_nobody_asked_and_no_agent_is(tmp_path: Path) -> None:
+    done = _doctor(environment(None, DD_PYTORCH_LOG_DIR=str(tmp_path / "log")))
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "✗ off under ddtrace-run: neither DD_PATCH_MODULES nor DD_TRACE_PYTORCH_ENABLED is set" in done.stdout
+    assert re.search(r"– none answers at http://127.0.0.1:9 \(.* ms\); the run log goes to .*/log ", done.stdout)
+    assert done.stdout.splitlines()[-1] == f"What to do: {doctor.SWITCH_ON}"
+    assert not (tmp_path / "log").exists()
