@@ -11,6 +11,7 @@ we come (`from torch.distributed import all_reduce`). So the public object stays
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable
 from types import CellType, CodeType, FunctionType
@@ -19,7 +20,7 @@ from typing import Any
 import wrapt
 
 Undo = Callable[[], None]
-# Takes the original, gives what is to run in its place (same parameters).
+# Takes the original, gives a Python function to run in its place (same parameters).
 Around = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -50,9 +51,10 @@ def _exchange_cell(cell: CellType, around: Around) -> Undo:
     cell.cell_contents = ours
 
     def undo() -> None:
-        # Somebody may have instrumented it after us; theirs then stays, and ours forwards.
         if cell.cell_contents is ours:
             cell.cell_contents = original
+        else:
+            _stand_aside(ours, original)
 
     return undo
 
@@ -62,28 +64,39 @@ def _exchange_code(function: FunctionType, around: Around) -> Undo:
     original = FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
     original.__kwdefaults__ = function.__kwdefaults__
     original.__module__ = function.__module__
-    ours = _forwarding_code(code, around(original))
-    function.__code__ = ours
+    ours = around(original)
+    forwarding = _forwarding_code(code, ours)
+    function.__code__ = forwarding
 
     def undo() -> None:
-        if function.__code__ is ours:
+        if function.__code__ is forwarding:
             function.__code__ = code
+        else:
+            _stand_aside(ours, original)
 
     return undo
 
 
-def _forwarding_code(code: CodeType, target: Callable[..., Any]) -> CodeType:
-    """Code with the parameters of `code` that calls `target` with them.
+def _stand_aside(ours: Any, original: Callable[..., Any]) -> None:
+    """Somebody wrapped the function after us and calls `ours`: from now on that only calls `original`."""
+    ours.__code__ = _forwarding_code(ours.__code__, original)
 
-    `target` travels as a constant, since a function without closure can only reach constants and the globals of
-    torch's module, which are not ours to write to.
+
+def _forwarding_code(code: CodeType, target: Callable[..., Any]) -> CodeType:
+    """Code with the parameters and free variables of `code` that calls `target` with the parameters.
+
+    `target` travels as a constant: the globals of torch's module are not ours to write to, and a function's closure
+    cannot be exchanged.
     """
     placeholder = "the function to call"
+    call = "call"
+    while call in (*code.co_varnames, *code.co_freevars):
+        call += "_"
     positional = code.co_varnames[: code.co_argcount]
     keyword_only = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
     rest = iter(code.co_varnames[code.co_argcount + code.co_kwonlyargcount :])
-    star = f"*{next(rest)}" if code.co_flags & 0x04 else None
-    double_star = f"**{next(rest)}" if code.co_flags & 0x08 else None
+    star = f"*{next(rest)}" if code.co_flags & inspect.CO_VARARGS else None
+    double_star = f"**{next(rest)}" if code.co_flags & inspect.CO_VARKEYWORDS else None
 
     parameters = list(positional)
     if code.co_posonlyargcount:
@@ -100,15 +113,22 @@ def _forwarding_code(code: CodeType, target: Callable[..., Any]) -> CodeType:
         arguments.append(double_star)
 
     source = (
-        f"def {code.co_name}({', '.join(parameters)}):\n"
-        f"    _call = {placeholder!r}\n"
-        f"    return _call({', '.join(arguments)})\n"
+        f"def surroundings({', '.join(code.co_freevars)}):\n"
+        f"    def forwarding({', '.join(parameters)}):\n"
+        f"        {call} = {placeholder!r}\n"
+        f"        return {call}({', '.join(arguments)})\n"
+        f"        {', '.join(code.co_freevars) or None}\n"
+        f"    return forwarding\n"
     )
     namespace: dict[str, Any] = {}
     exec(compile(source, code.co_filename, "exec"), namespace)
-    forwarding: CodeType = namespace[code.co_name].__code__
+    forwarding: CodeType = namespace["surroundings"](*code.co_freevars).__code__
     constants = tuple(target if value == placeholder else value for value in forwarding.co_consts)
-    changes: dict[str, Any] = {"co_consts": constants, "co_firstlineno": code.co_firstlineno}
+    changes: dict[str, Any] = {
+        "co_consts": constants,
+        "co_name": code.co_name,
+        "co_firstlineno": code.co_firstlineno,
+    }
     if sys.version_info >= (3, 11):
         changes["co_qualname"] = code.co_qualname
     return forwarding.replace(**changes)
@@ -117,20 +137,28 @@ def _forwarding_code(code: CodeType, target: Callable[..., Any]) -> CodeType:
 def wrap(modules: tuple[Any, ...], name: str, around: Around) -> list[Undo]:
     """The fallback: replace `name` in each of `modules` by a proxy that passes for the function it wraps.
 
-    Names bound before are missed, and ``is`` no longer holds.
+    Modules that hold the same function hold the same proxy. Names bound before are missed, and ``is`` no longer
+    holds between them and the proxy.
     """
     undo: list[Undo] = []
+    proxies: dict[int, tuple[Any, Any]] = {}
     for module in modules:
         function = getattr(module, name)
-        ours = around(function)
-        proxy = wrapt.FunctionWrapper(
-            function, lambda wrapped, instance, args, kwargs, ours=ours: ours(*args, **kwargs)
-        )
+        if id(function) not in proxies:
+            proxies[id(function)] = _proxy(function, around)
+        proxy, ours = proxies[id(function)]
         setattr(module, name, proxy)
-        undo.append(functools.partial(_put_back, module, name, function, proxy))
+        undo.append(functools.partial(_put_back, module, name, function, proxy, ours))
     return undo
 
 
-def _put_back(module: Any, name: str, function: Any, proxy: Any) -> None:
+def _proxy(function: Any, around: Around) -> tuple[Any, Callable[..., Any]]:
+    ours = around(function)
+    return wrapt.FunctionWrapper(function, lambda wrapped, instance, args, kwargs: ours(*args, **kwargs)), ours
+
+
+def _put_back(module: Any, name: str, function: Any, proxy: Any, ours: Any) -> None:
     if getattr(module, name) is proxy:
         setattr(module, name, function)
+    else:
+        _stand_aside(ours, function)
