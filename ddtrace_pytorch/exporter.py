@@ -32,6 +32,9 @@ LOG_MODES = ("local", "both")
 
 MiB = 1 << 20
 
+# One span that a user's trace filter chokes on must not keep the others.
+_send = safely("send a span to the Agent")(agent.send)
+
 
 class Exporter:
     """Owns the writer thread, the run log and our side of ddtrace's writer, for one session."""
@@ -115,7 +118,7 @@ class Exporter:
     def _work(self, last: bool) -> None:
         self._ask(FRESH_SECONDS if last else ASK_AGAIN_SECONDS)
         while self._agent_answers and self._spans:
-            agent.send(self._spans.popleft())
+            _send(self._spans.popleft())
         # Before the log: a full or frozen disk must not keep the Agent waiting.
         if last and self._agent_answers:
             agent.flush()

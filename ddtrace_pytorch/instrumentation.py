@@ -11,13 +11,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from packaging.specifiers import SpecifierSet
-from packaging.version import InvalidVersion, Version
-
 from ddtrace_pytorch import autoload
 from ddtrace_pytorch.border import log, safely, warn_once
 from ddtrace_pytorch.collectives import in_place
-from ddtrace_pytorch.patch import SUPPORTED_TORCH, get_version
+from ddtrace_pytorch.patch import SUPPORTED_TORCH, get_version, supports
 from ddtrace_pytorch.spans import End
 from ddtrace_pytorch.training import frameworks
 
@@ -64,10 +61,7 @@ def _torch_is_supported() -> bool:
     if not version:
         warn_once(f"torch is not installed; ddtrace-pytorch instruments nothing (it needs torch {SUPPORTED_TORCH})")
         return False
-    try:
-        supported = Version(version) in SpecifierSet(SUPPORTED_TORCH)
-    except InvalidVersion:
-        supported = False
+    supported = supports(version)
     if not supported:
         warn_once(
             f"torch {version} is not supported; ddtrace-pytorch instruments nothing (it needs torch {SUPPORTED_TORCH})"

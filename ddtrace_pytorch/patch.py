@@ -43,5 +43,10 @@ def get_version() -> str:
         return ""
 
 
+def supports(version: str) -> bool:
+    """Whether torch `version` is in :data:`SUPPORTED_TORCH`; the major number decides, pre-releases included."""
+    return version.partition(".")[0] == "2"
+
+
 def _supported_versions() -> dict[str, str]:
     return {"torch": SUPPORTED_TORCH}
