@@ -5,6 +5,7 @@ Each probe is a function without arguments that gives JSON's types; :func:`ask` 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
@@ -24,6 +26,9 @@ Answer = dict[str, Any]
 _MARK = "ddtrace-pytorch-probe:"
 
 LINES_KEPT = 5
+
+# A look must not show up as an application of the user's.
+QUIET = {"DD_INSTRUMENTATION_TELEMETRY_ENABLED": "false", "DD_REMOTE_CONFIGURATION_ENABLED": "false"}
 
 PYTHON = (sys.executable,)
 DDTRACE_RUN = (sys.executable, "-m", "ddtrace.commands.ddtrace_run", sys.executable)
@@ -127,32 +132,27 @@ def tell(name: str) -> None:
 
 
 def ask(names: Sequence[str], timeout: float) -> dict[str, Answer]:
-    """Run the probes `names` side by side, for at most `timeout` seconds in all.
+    """Run the probes `names` side by side, each for at most `timeout` seconds.
 
     A probe that failed gives ``{"error": why}``; ``stderr`` has the last lines it wrote there.
     """
-    deadline = time.monotonic() + timeout
-    environ = {
-        **os.environ,
-        "DD_INSTRUMENTATION_TELEMETRY_ENABLED": "false",
-        "DD_REMOTE_CONFIGURATION_ENABLED": "false",
-    }
-    children = {}
-    for name in names:
-        code = f"from ddtrace_pytorch.cli import probes; probes.tell({name!r})"
-        children[name] = subprocess.Popen(
-            [*PROBES[name], "-c", code], env=environ, start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
-        )  # fmt: skip
-    return {name: _answer(child, timeout, deadline) for name, child in children.items()}
+    with ThreadPoolExecutor(len(names)) as threads:
+        return dict(zip(names, threads.map(lambda name: _ask(name, timeout), names), strict=True))
 
 
-def _answer(child: subprocess.Popen[str], timeout: float, deadline: float) -> Answer:
+def _ask(name: str, timeout: float) -> Answer:
+    code = f"from ddtrace_pytorch.cli import probes; probes.tell({name!r})"
+    child = subprocess.Popen(
+        [*PROBES[name], "-c", code], env={**os.environ, **QUIET}, start_new_session=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
+    )  # fmt: skip
     try:
-        stdout, stderr = child.communicate(timeout=max(0.0, deadline - time.monotonic()))
+        stdout, stderr = child.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
         os.killpg(child.pid, signal.SIGKILL)
-        child.communicate()
+        # A process that hangs in a driver or on a network disk can't be killed, and isn't waited for.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.communicate(timeout=1.0)
         return {"error": f"no answer in {timeout:g} s"}
     said = [line.strip() for line in stderr.splitlines() if line.strip()][-LINES_KEPT:]
     for line in reversed(stdout.splitlines()):
