@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ddtrace
@@ -67,7 +67,8 @@ class Session:
     def __init__(self, member: Member, settings: Settings, instrument: str, handler: Handler) -> None:
         """Build without side effects; :meth:`open` starts the threads. Costs the training thread about 1 ms."""
         environ = dict(os.environ)
-        self.member = member
+        # Not the store: the user's group has to be the last that holds it, so that its port is free once that is gone.
+        self.member = replace(member, store=None)
         self._settings = settings
         self._clock = Clock()
         self._job = jobs.identify(environ)
@@ -169,8 +170,16 @@ class Session:
         if not torch.cuda.is_initialized():
             return
         index = torch.cuda.current_device()
+        properties = torch.cuda.get_device_properties(index)
+        # NVML takes tens of milliseconds, too long for the thread that trains.
+        threading.Thread(
+            target=self._know_cuda_device, args=(index, properties), name="ddtrace_pytorch.store", daemon=True
+        ).start()
+
+    @safely("name this rank's GPU")
+    def _know_cuda_device(self, index: int, properties: Any) -> None:
         device = devices.find(index, os.environ.get("CUDA_VISIBLE_DEVICES")) or devices.Device("cuda", index)
-        self._know_device(devices.with_torch_properties(device, torch.cuda.get_device_properties(index)))
+        self._know_device(devices.with_torch_properties(device, properties))
 
     def _know_device(self, device: devices.Device) -> None:
         self._device = device
