@@ -58,7 +58,7 @@ class Introduction:
         self._job = job
         self._rank = rank
         self._alone = world_size == 1 or store is None
-        self._store: Any = store
+        self._store: Any = None if self._alone else store
         self._key = key(ordinal, job.restart_count)
         self._hurry = threading.Event()
         # What this rank goes under if it has to decide by itself, and what rank 0 tells the others.
