@@ -229,7 +229,8 @@ def _agent(facts: Facts) -> Iterator[Line]:
     if export not in AGENT_MODES:
         yield NOTE, f"not used: DD_PYTORCH_EXPORT={export}"
     elif "error" in answer:
-        yield BAD, f"could not be asked: {answer['error']}", "reinstall ddtrace"
+        text = f"could not be asked: {answer['error']}"
+        yield (BAD, text, "reinstall ddtrace") if facts.packages["ddtrace"] else (NOTE, text)
     elif answer["url"] is None:
         yield NOTE, "none in between: ddtrace sends to the intake itself"
     elif answer["answers"]:
