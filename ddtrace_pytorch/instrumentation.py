@@ -25,21 +25,26 @@ _switched_on: Instrumentation | None = None
 _at_fork_registered = False
 
 
-@safely("instrument torch")
 def switch_on() -> None:
-    """What :func:`ddtrace_pytorch.patch` does."""
+    """What :func:`ddtrace_pytorch.patch` does; where it fails, nothing stays instrumented."""
     global _switched_on
-    with _lock:
-        if _switched_on is not None or not _torch_is_supported():
-            return
-        autoload.install("explicit")
-        import torch
+    if _switched_on is not None or not _torch_is_supported():
+        return
+    autoload.install("explicit")
+    # Not under the lock: a thread that is importing torch comes here too, and has the lock of that import.
+    import torch
 
+    with _lock:
+        if _switched_on is not None:
+            return
         _retire_the_built_in(torch)
-        instrumentation = Instrumentation(torch)
-        _switched_on = instrumentation
         _register_at_fork()
-        instrumentation.install()
+        _switched_on = Instrumentation(torch)
+        try:
+            _switched_on.install()
+        except BaseException:
+            switch_off()
+            raise
 
 
 @safely("give torch back")
@@ -114,6 +119,7 @@ class Instrumentation:
         self._undo.append(self.lifecycle.steps.watch())
         atexit.register(self.lifecycle.at_exit)
         self._torch._datadog_patch = True
+        self._undo.append(functools.partial(delattr, self._torch, "_datadog_patch"))
         if distributed.is_available() and distributed.is_initialized():
             self.lifecycle.group_made(distributed)
 
@@ -122,18 +128,20 @@ class Instrumentation:
         atexit.unregister(self.lifecycle.at_exit)
         while self._undo:
             self._undo.pop()()
-        self._torch._datadog_patch = False
 
     def _instrument(self, name: str, around: in_place.Around) -> None:
         """In place; where this torch's function has a shape we don't know, through a proxy in both modules."""
         c10d = self._torch.distributed.distributed_c10d
-        function = getattr(c10d, name)
+        modules = [module for module in (self._torch.distributed, c10d) if hasattr(module, name)]
+        if not modules:
+            warn_once(f"this torch has no torch.distributed.{name}; ddtrace-pytorch goes on without it")
+            return
         try:
-            self._undo.append(in_place.instrument(function, around))
+            self._undo.append(in_place.instrument(getattr(modules[-1], name), around))
         except in_place.UnknownShape as shape:
             log.info("%s is wrapped, not instrumented in place: %s", name, shape)
             self.lifecycle.instrument = "wrapt"
-            self._undo += in_place.wrap((self._torch.distributed, c10d), name, around)
+            self._undo += in_place.wrap(modules, name, around)
 
     def _around_init(self, original: Callable[..., Any]) -> Callable[..., Any]:
         lifecycle, distributed = self.lifecycle, self._torch.distributed

@@ -15,6 +15,12 @@ def patch() -> None:
 
     With a process group already initialised, the session opens at once. Calling it again changes nothing.
     """
+    from ddtrace_pytorch.border import safely
+
+    safely("instrument torch")(_switch_on)()
+
+
+def _switch_on() -> None:
     from ddtrace_pytorch.instrumentation import switch_on
 
     switch_on()
@@ -34,9 +40,9 @@ def get_version() -> str:
     import importlib.metadata
     import sys
 
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        return str(getattr(torch, "__version__", ""))
+    loaded = getattr(sys.modules.get("torch"), "__version__", None)
+    if loaded is not None:
+        return str(loaded)
     try:
         return importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:

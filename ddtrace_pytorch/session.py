@@ -112,14 +112,21 @@ class Session:
         self._closed = False
 
     def open(self) -> None:
+        """Start everything; where that fails (there are no more threads to be had), what was started ends again."""
         for complaint in (*self._settings.complaints, *self._job.complaints):
             warn_once(complaint)
-        parenthood.adopt(self.span)
         self._exporter.start()
-        self._store_thread.start()
-        self._handler.listen()
-        on_main_thread(self._handler.install)  # a second time: the user may have reset the signal since the patch
-        self._pulse.start()
+        try:
+            self._store_thread.start()
+            self._handler.listen()
+            on_main_thread(self._handler.install)  # a second time: the user may have reset the signal since the patch
+            self._pulse.start()
+        except BaseException:
+            self._handler.rest()
+            self._introduction.hurry()
+            self._exporter.close(CLOSE_SECONDS)
+            raise
+        parenthood.adopt(self.span)
 
     def close(self, end: End, timeout: float = CLOSE_SECONDS) -> None:
         """End the span, send and write everything, stop all threads; at most about `timeout` seconds. Only once."""

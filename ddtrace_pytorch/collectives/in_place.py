@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
@@ -134,7 +134,7 @@ def _forwarding_code(code: CodeType, target: Callable[..., Any]) -> CodeType:
     return forwarding.replace(**changes)
 
 
-def wrap(modules: tuple[Any, ...], name: str, around: Around) -> list[Undo]:
+def wrap(modules: Sequence[Any], name: str, around: Around) -> list[Undo]:
     """The fallback: replace `name` in each of `modules` by a proxy that passes for the function it wraps.
 
     Modules that hold the same function hold the same proxy. Names bound before are missed, and ``is`` no longer

@@ -22,8 +22,11 @@ class Steps:
 
     def watch(self) -> Undo:
         """Register with torch; gives what undoes it."""
-        from torch.compiler import is_compiling
+        import torch
         from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        # torch.compile traces the hook too, and finds nothing in it; 2.0 and 2.1 have no such function, and break there.
+        is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
 
         def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
             if is_compiling():

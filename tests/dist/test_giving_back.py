@@ -1,0 +1,201 @@
+"""unpatch() gives back every object patch() touched, in every order and among other tools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from harness.job import PYTHON, Jobs, alone
+from harness.log import rank_spans
+
+pytestmark = pytest.mark.dist
+
+TOUCHED = """
+    import atexit, signal, sys
+    import torch, wrapt
+    import torch.distributed as dist
+    import ddtrace
+    from ddtrace.trace import tracer
+    import ddtrace_pytorch
+
+    c10d = dist.distributed_c10d
+    NAMES = ("init_process_group", "destroy_process_group")
+
+    def frameworks():
+        names = {"torch.nn.parallel.distributed": "DistributedDataParallel",
+                 "torch.distributed.fsdp.fully_sharded_data_parallel": "FullyShardedDataParallel"}
+        return {name: vars(getattr(sys.modules[module], name))["__init__"]
+                for module, name in names.items() if module in sys.modules}
+
+    def touched():
+        return {
+            "objects": [vars(module)[name] for module in (dist, c10d) for name in NAMES],
+            "code": [getattr(c10d, name).__code__ for name in NAMES],
+            "cells": [[cell.cell_contents for cell in getattr(c10d, name).__closure__ or ()] for name in NAMES],
+            "hooks": dict(sys.modules["torch.optim.optimizer"]._global_optimizer_post_hooks),
+            "frameworks": frameworks(),
+            "mark": vars(torch).get("_datadog_patch", "none"),
+            "provider": type(tracer.context_provider),
+            "signal": signal.getsignal(signal.SIGTERM),
+            "wakeup": (wakeup := signal.set_wakeup_fd(-1), signal.set_wakeup_fd(wakeup))[0],
+            "excepthook": sys.excepthook,
+            "atexit": atexit._ncallbacks(),
+            "finders": [finder for finder in sys.meta_path if "ddtrace_pytorch" not in type(finder).__module__],
+        }
+
+    def differ(before):
+        return [name for name, value in touched().items() if value != before[name]]
+"""
+
+EVERY_ORDER = f"""
+    import itertools
+{TOUCHED}
+    ddtrace_pytorch.patch()  # loads what is loaded once
+    ddtrace_pytorch.unpatch()
+    import ddtrace.contrib.internal.pytorch.patch as slot
+
+    before, modules = touched(), set(sys.modules)
+    ACTIONS = {{
+        "patch": ddtrace_pytorch.patch,
+        "unpatch": ddtrace_pytorch.unpatch,
+        "ddtrace.patch": lambda: ddtrace.patch(pytorch=True),
+        "slot.unpatch": slot.unpatch,
+    }}
+    for length in range(1, 5):
+        for order in itertools.product(ACTIONS, repeat=length):
+            for name in order:
+                ACTIONS[name]()
+            assert bool(differ(before)) == (order[-1] in ("patch", "ddtrace.patch")), (order, differ(before))
+            ddtrace_pytorch.unpatch()
+            assert differ(before) == [], order
+    assert set(sys.modules) == modules
+
+    # In the midst of a session, with FSDP first imported while we are on, and DDP used after we left.
+    dist.init_process_group("gloo")
+    before = touched()
+    for _ in range(3):
+        ddtrace_pytorch.patch()
+        ddtrace_pytorch.unpatch()
+        assert differ(before) == []
+    plain = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+    first = touched()
+    assert "FullyShardedDataParallel" in first["frameworks"]
+    ddtrace_pytorch.patch()
+    assert FSDP.__init__ is not first["frameworks"]["FullyShardedDataParallel"]
+    ddtrace_pytorch.unpatch()
+    assert differ(first) == []
+    dist.destroy_process_group()
+"""
+
+
+def test_every_order_of_patch_and_unpatch_gives_everything_back(jobs: Jobs, tmp_path: Path) -> None:
+    jobs.run([*PYTHON, jobs.script(EVERY_ORDER)], alone(tmp_path / "log")).ok()
+    assert [span["tags"]["pytorch.end_reason"] for span in rank_spans(tmp_path / "log")] == ["unpatched"] * 4
+
+
+AMONG_OTHERS = f"""
+    import functools, itertools
+{TOUCHED}
+    ddtrace_pytorch.patch()
+    ddtrace_pytorch.unpatch()
+    before = touched()
+
+    class Tool:
+        # Another tool, with a wrapper of the usual kind around the same name.
+        calls = 0
+
+        def __init__(self, proxy):
+            self.proxy = proxy
+
+        def on(self):
+            self.found = dist.init_process_group
+            if self.proxy:
+                dist.init_process_group = wrapt.FunctionWrapper(self.found, self.counting)
+            else:
+                @functools.wraps(self.found)
+                def wrapper(*args, **kwargs):
+                    return self.counting(self.found, None, args, kwargs)
+                dist.init_process_group = wrapper
+
+        def counting(self, wrapped, instance, args, kwargs):
+            self.calls += 1
+            return wrapped(*args, **kwargs)
+
+        def off(self):
+            dist.init_process_group = self.found
+
+    class Us:
+        on = staticmethod(ddtrace_pytorch.patch)
+        off = staticmethod(ddtrace_pytorch.unpatch)
+
+    def lives(us, tool):
+        calls = tool.calls
+        dist.init_process_group("gloo")
+        sessions = type(tracer.context_provider).__module__ == "ddtrace_pytorch.parenthood"
+        dist.destroy_process_group()
+        assert (sessions, tool.calls - calls) == (us, int(tool_on)), (sessions, tool.calls - calls)
+
+    for proxy in (False, True):
+        for order in ("on.on", "of.of"):
+            for first, second in ((Us, "tool"), ("tool", Us)):
+                pass
+        for entering, leaving in itertools.product(itertools.permutations("ut"), repeat=2):
+            tool = Tool(proxy)
+            who = {{"u": Us, "t": tool}}
+            us_on = tool_on = False
+            for name, switch in [(name, "on") for name in entering] + [(name, "off") for name in leaving]:
+                getattr(who[name], switch)()
+                if name == "u":
+                    us_on = switch == "on"
+                else:
+                    tool_on = switch == "on"
+                lives(us_on, tool)
+            excused = {{"excepthook"}}  # torch sets its own at each init
+            assert set(differ(before)) <= excused, (proxy, entering, leaving, differ(before))
+"""
+
+
+def test_another_tool_on_the_same_function_neither_loses_nor_keeps_us(jobs: Jobs, tmp_path: Path) -> None:
+    jobs.run([*PYTHON, jobs.script(AMONG_OTHERS)], alone(tmp_path / "log")).ok()
+
+
+UNKNOWN_SHAPE = f"""
+{TOUCHED}
+    # A release of torch that builds these functions in a way we do not know.
+    def built(real):
+        def init_process_group(*args, **kwargs):
+            return real(*args, **kwargs)
+        return init_process_group
+
+    real = dist.init_process_group
+    dist.init_process_group = c10d.init_process_group = unknown = built(real)
+    gone = dist.destroy_process_group
+    del dist.destroy_process_group
+    ddtrace_pytorch.patch()
+    ddtrace_pytorch.unpatch()
+    assert dist.init_process_group is c10d.init_process_group is unknown
+    ddtrace_pytorch.patch()
+    assert dist.init_process_group is c10d.init_process_group is not unknown
+    dist.init_process_group("gloo")
+    gone()
+    c10d.init_process_group("gloo")
+    c10d.destroy_process_group()
+    ddtrace_pytorch.unpatch()
+    assert dist.init_process_group is c10d.init_process_group is unknown
+
+    # And one that has lost a name.
+    del c10d.destroy_process_group
+    ddtrace_pytorch.patch()
+    dist.init_process_group("gloo")
+    gone()
+"""
+
+
+def test_a_function_of_unknown_shape_is_wrapped_and_a_missing_one_is_a_warning(jobs: Jobs, tmp_path: Path) -> None:
+    result = jobs.run([*PYTHON, jobs.script(UNKNOWN_SHAPE)], alone(tmp_path / "log")).ok()
+    (warning,) = result.stderr.splitlines()
+    assert "torch.distributed.destroy_process_group" in warning
+    spans = rank_spans(tmp_path / "log")
+    assert [span["tags"]["pytorch.instrument"] for span in spans] == ["wrapt"] * 3
+    assert [span["tags"]["pytorch.end_reason"] for span in spans] == ["destroyed", "destroyed", "exit"]
