@@ -80,7 +80,6 @@ def test_each_life_of_a_process_group_is_one_span_of_one_job(agent: Agent, jobs:
     assert len({span["meta"]["training_job.id"] for span in lives}) == 1
     assert {span["meta"]["training_job.id.source"] for span in lives} == {"generated"}
     assert len({span["meta"]["pytorch.incarnation"] for span in lives}) == 5
-    assert [span["start"] + span["duration"] <= later["start"] for span, later in zip(lives, lives[1:], strict=False)]
     # On disk the same, each incarnation in a file of its own.
     on_disk = rank_spans(tmp_path / "log")
     assert [span["span_id"] for span in on_disk] == [str(span["span_id"]) for span in lives]
@@ -98,12 +97,7 @@ RENDEZVOUS = """
         try:
             dist.init_process_group(*args, **kwargs)
         except Exception as error:
-            frames = []
-            trace = error.__traceback__
-            while trace:
-                frames.append(trace.tb_frame.f_code.co_filename)
-                trace = trace.tb_next
-            print("RAISED", type(error).__module__, type(error).__qualname__, error is error, flush=True)
+            print("RAISED", type(error).__module__, type(error).__qualname__, flush=True)
             return error
         sys.exit("this init should have failed")
 
@@ -117,7 +111,19 @@ RENDEZVOUS = """
         os.environ.update(RANK="0", WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(busy.getsockname()[1]))
         fails("gloo")
     # No such backend.
-    fails("smoke_signals")
+    fails("smoke_signals", store=dist.HashStore(), rank=0, world_size=1)
+    # The user's own store raises: theirs is what they get.
+    class Mine(Exception):
+        pass
+
+    mine = Mine("out of stock")
+
+    class Store(dist.Store):
+        def set(self, key, value):
+            raise mine
+
+    error = fails("gloo", store=Store(), rank=0, world_size=1)
+    assert error is mine, repr(error)
     # Nobody said which rank this is.
     for name in ("RANK", "WORLD_SIZE"):
         del os.environ[name]
@@ -135,49 +141,20 @@ def test_a_failed_rendezvous_leaves_a_span_that_says_who_and_why(agent: Agent, j
     raised = re.findall(r"RAISED (\S+) (\S+)", output)
     spans = sorted(agent.spans("pytorch.rank"), key=lambda span: int(span["start"]))
     *failed, good = spans
-    assert reasons(failed) == ["exception"] * 4 and reasons([good]) == ["destroyed"]
-    assert [span["error"] for span in failed] == [1] * 4
+    assert reasons(failed) == ["exception"] * 5 and reasons([good]) == ["destroyed"]
+    assert [span["error"] for span in failed] == [1] * 5
     told = [name if module == "builtins" else f"{module}.{name}" for module, name in raised]
     assert [span["meta"]["error.type"] for span in failed] == told
     assert all(span["meta"]["error.message"] and "init_process_group" in span["meta"]["error.stack"] for span in failed)
-    absent, busy, unknown_backend, unknown_rank = failed
+    absent, busy, unknown_backend, mine, unknown_rank = failed
     assert (absent["metrics"]["rank"], absent["metrics"]["world_size"]) == (1, 2)
     assert (absent["meta"]["pytorch.master_addr"], absent["metrics"]["pytorch.master_port"]) == ("127.0.0.1", port)
     assert absent["meta"]["torch.distributed.backend"] == "gloo"
     assert (busy["metrics"]["rank"], busy["metrics"]["world_size"]) == (0, 3)
     assert busy["meta"]["pytorch.master_addr"] == "127.0.0.1" and busy["metrics"]["pytorch.master_port"] > 0
     assert unknown_backend["meta"]["torch.distributed.backend"] == "smoke_signals"
+    assert (mine["meta"]["error.type"], mine["meta"]["error.message"]) == ("__main__.Mine", "out of stock")
     assert "rank" not in unknown_rank["metrics"] and "world_size" not in unknown_rank["metrics"]
-
-
-SAME_ERROR = """
-    import ddtrace_pytorch
-    ddtrace_pytorch.patch()
-    import torch.distributed as dist
-
-    class Mine(Exception):
-        def __str__(self):
-            raise RuntimeError("my text is broken")
-
-    mine = Mine()
-
-    class Store(dist.Store):
-        def set(self, key, value): raise mine
-        def set_timeout(self, timeout): raise mine
-
-    try:
-        dist.init_process_group("gloo", store=Store(), rank=0, world_size=1)
-    except BaseException as error:
-        assert error is mine, repr(error)
-        print("the same exception")
-"""
-
-
-def test_the_users_exception_passes_through_unchanged_even_when_it_cannot_be_printed(agent: Agent, jobs: Jobs) -> None:
-    assert "the same exception" in jobs.run([*PYTHON, jobs.script(SAME_ERROR)], environment(agent.url)).ok().stdout
-    (span,) = agent.ranks()
-    assert span["meta"]["error.type"] == "__main__.Mine"
-    assert span["meta"]["error.message"] == "(its text raised RuntimeError)"
 
 
 ONE_PROCESS = """
@@ -261,7 +238,7 @@ TEXT = {
     "ray.train.run_name": "my-train",
     "ray.submission_id": "raysubmit_1",
     "ray.metadata.team": "vision",
-    "debug.level": "DETAIL",
+    "debug.level": "INFO",
     # Ours beside them.
     "pytorch.attempt": "0",
     "pytorch.incarnation": r"\d{8}T\d{6}Z-[0-9a-f]{8}",
@@ -299,7 +276,7 @@ def test_every_tag_of_the_built_in_integration_is_there(agent: Agent, jobs: Jobs
         NCCL_ALGO="Ring",
         NCCL_PROTO="Simple",
         TORCH_NCCL_ASYNC_ERROR_HANDLING="1",
-        TORCH_DISTRIBUTED_DEBUG="DETAIL",
+        TORCH_DISTRIBUTED_DEBUG="INFO",
         CUDA_VISIBLE_DEVICES="",
         _RAY_JOB_NAME="my-train",
         _RAY_SUBMISSION_ID="raysubmit_1",
@@ -325,19 +302,21 @@ def test_every_tag_of_the_built_in_integration_is_there(agent: Agent, jobs: Jobs
     assert len({span["trace_id"] for span in ranks}) == 2
 
 
+UNNAMED = """
+    import ddtrace_pytorch
+    ddtrace_pytorch.patch()
+    import torch.distributed as dist
+    from ddtrace import config
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.destroy_process_group()
+    print("INFERRED", config._inferred_base_service)
+"""
+
+
 def test_without_a_service_of_ones_own_it_is_never_the_inferred_one(agent: Agent, jobs: Jobs, tmp_path: Path) -> None:
-    # ddtrace infers a service from the command line: for a script in a project of its own, the project's name.
-    project = tmp_path / "my_project"
-    project.mkdir()
-    (project / "__init__.py").touch()
-    (project / "__main__.py").write_text(
-        "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
-        "from ddtrace import config\nprint('INFERRED', config.service or config._inferred_base_service)\n"
-        "dist.destroy_process_group()\n"
-    )
-    env = alone(agent.url, PYTHONPATH=str(tmp_path), DD_PYTORCH_EXPORT="both", DD_PYTORCH_LOG_DIR=str(tmp_path / "log"))
-    result = jobs.run([*DDTRACE_RUN, *PYTHON, "-m", "my_project"], env).ok()
-    assert "INFERRED my_project" in result.stdout
+    env = environment(agent.url, DD_PYTORCH_EXPORT="both", DD_PYTORCH_LOG_DIR=str(tmp_path / "log"))
+    result = jobs.run([*PYTHON, jobs.script(UNNAMED, "big_model.py")], env).ok()
+    assert result.stdout.split()[1] not in ("None", "pytorch"), "ddtrace infers a service here; the test is about that"
     (span,) = agent.ranks()
     assert span["service"] == "pytorch"
     assert [record["service"] for record in of_type(tmp_path / "log", "span")] == ["pytorch"]
