@@ -14,7 +14,6 @@ from typing import Any
 
 from ddtrace.trace import tracer
 
-from ddtrace_pytorch import parenthood
 from ddtrace_pytorch.border import safely
 from ddtrace_pytorch.identity import job as jobs
 from ddtrace_pytorch.session import Member, Session
@@ -135,7 +134,7 @@ class Lifecycle:
         self._hears_multiprocessing = False
         self.steps.begin_anew()
         if session is not None:
-            parenthood.release()
+            session.abandon()
         self._handler.renew()
         self.after_fork()
 

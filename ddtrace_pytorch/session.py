@@ -88,6 +88,7 @@ class Session:
             parent=parent,
             link=link,
         )
+        self._parent = parenthood.RankParent(self.span)
         self._exporter = Exporter(settings, member.rank, self._clock, self._identity, self._run_ids)
         self._store_thread = threading.Thread(target=self._introduce, name="ddtrace_pytorch.store", daemon=True)
         self._handler = handler
@@ -126,7 +127,7 @@ class Session:
             self._introduction.hurry()
             self._exporter.close(CLOSE_SECONDS)
             raise
-        parenthood.adopt(self.span)
+        self._parent.register()
 
     def close(self, end: End, timeout: float = CLOSE_SECONDS) -> None:
         """End the span, send and write everything, stop all threads; at most about `timeout` seconds. Only once."""
@@ -144,8 +145,12 @@ class Session:
         if self._terminated and end.error is None:
             end = End("signal:SIGTERM")
         self._exporter.put_span(self.span.finish(self._clock.now(), end))
-        parenthood.release()
+        self._parent.unregister()
         self._exporter.close(max(0.1, deadline - time.monotonic()))
+
+    def abandon(self) -> None:
+        """In a forked child: the parent's session has no say here."""
+        self._parent.unregister()
 
     def leave_store(self) -> None:
         """Be done with the process group's store: no thread of ours may be in it when the group goes."""

@@ -198,7 +198,7 @@ def test_ddtraces_own_switch_turns_us_off(jobs: Jobs, tmp_path: Path) -> None:
 GONE_WRONG = f"""
     import contextlib, logging, os, re, resource, signal, sys, tempfile
     import torch, torch.distributed as dist
-    from ddtrace.trace import tracer
+    from ddtrace._trace.processor import SpanProcessor
     from harness.waiting import until
     import ddtrace_pytorch
 {OUR_THREADS}
@@ -270,7 +270,7 @@ GONE_WRONG = f"""
         return list(said)
 
     def state():
-        return signal.getsignal(signal.SIGTERM), type(tracer.context_provider), our_threads(), descriptors()
+        return signal.getsignal(signal.SIGTERM), list(SpanProcessor.__processors__), our_threads(), descriptors()
 
     assert train() == []
     whole = state()
