@@ -107,20 +107,32 @@ def retire_built_in() -> None:
 class Finder:
     """Lets the other finders find a module that somebody waits for, and tells them when it has run."""
 
+    def __init__(self) -> None:
+        self._looking_for: set[str] = set()
+
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if sys.meta_path and sys.meta_path[0] is not self:
             # Somebody got in front; pytest's assertion rewriter would answer for ddtrace's modules before us.
             sys.meta_path[:] = [self, *(finder for finder in sys.meta_path if finder is not self)]
-        if name not in _after_import:
+        # ddtrace's own finder asks all finders again, while it answers us.
+        if name not in _after_import or name in self._looking_for:
             return None
+        self._looking_for.add(name)
+        try:
+            spec = self._found_by_others(name, path, target)
+        finally:
+            self._looking_for.discard(name)
+        if spec is not None and spec.loader is not None:
+            spec.loader = TellingLoader(spec.loader)  # type: ignore[assignment]
+        return spec
+
+    def _found_by_others(self, name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
         for finder in sys.meta_path[1:]:
             find = getattr(finder, "find_spec", None)
             spec: ModuleSpec | None = find(name, path, target) if find else None
             if spec is not None:
-                if spec.loader is not None:
-                    spec.loader = TellingLoader(spec.loader)  # type: ignore[assignment]
                 return spec
         return None
 

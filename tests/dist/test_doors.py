@@ -51,7 +51,9 @@ def build_path() -> str:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     where = tmp_path_factory.mktemp("wheel")
-    run_here([*PYTHON, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(where), str(ROOT)])
+    run_here(
+        [*PYTHON, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(where), str(ROOT)]
+    )
     (built,) = where.glob("*.whl")
     return built
 

@@ -135,7 +135,7 @@ NOT_ASKED = """
     assert threading.active_count() == plain
     assert not {"ddtrace_pytorch.session", "ddtrace_pytorch.instrumentation"} & set(sys.modules)
     assert not hasattr(torch, "_datadog_patch")
-    assert [name for name in os.listdir(os.environ["TMPDIR"]) if "pytorch" in name] == [], os.listdir(os.environ["TMPDIR"])
+    assert [name for name in os.listdir(os.environ["TMPDIR"]) if "pytorch" in name] == []
 
     class Heard(logging.Handler):
         def emit(self, record):

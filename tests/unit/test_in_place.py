@@ -8,7 +8,7 @@ import inspect
 import itertools
 import pickle
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -283,12 +283,12 @@ def test_a_shape_we_do_not_know_is_refused_and_left_alone(thing: Any, counting: 
 
 
 @pytest.fixture
-def modules() -> Iterator[tuple[ModuleType, ModuleType, Any]]:
+def modules() -> tuple[ModuleType, ModuleType, Any]:
     """Two modules that hold one function, as torch.distributed and its distributed_c10d do."""
     function = closing_over_something_else()
     first, second = ModuleType("first"), ModuleType("second")
     first.operation = second.operation = function  # type: ignore[attr-defined]
-    yield first, second, function
+    return first, second, function
 
 
 def test_the_fallback_wraps_in_both_modules_and_gives_both_back(

@@ -1,0 +1,90 @@
+"""What a training loop shows of itself: optimizer steps, compiled ones too, and the framework in use."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from harness.job import PYTHON, Jobs, alone
+from harness.log import rank_spans
+
+pytestmark = pytest.mark.dist
+
+STEPS = """
+    import json, sys, threading
+    import torch
+    import torch._dynamo as dynamo
+    if sys.argv[1] == "with us":
+        import ddtrace_pytorch
+        ddtrace_pytorch.patch()
+
+    def breaks(optimizer):
+        found = dynamo.explain(optimizer.step)()
+        return [found.graph_count, found.graph_break_count, found.op_count]
+
+    def sessions():
+        return sum(thread.name == "ddtrace_pytorch.pulse" for thread in threading.enumerate())
+
+    seen = {}
+    for kind in (torch.optim.SGD, torch.optim.AdamW):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 1)
+        optimizer = kind(model.parameters(), lr=0.1)
+        model(torch.ones(3)).sum().backward()
+        seen[kind.__name__ + " breaks"] = breaks(optimizer)
+        before = sessions()
+        step = torch.compile(optimizer.step, backend="eager")
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(3)).sum().backward()
+            step()
+        seen[kind.__name__ + " weights"] = model.weight.tolist()
+    assert sessions() == 0, "a compiled step has nothing of ours in it"
+
+    optimizer.step()
+    assert sessions() == (sys.argv[1] == "with us"), "a plain step opens a session"
+    optimizer.step()
+    print(json.dumps(seen))
+"""
+
+
+def test_a_compiled_step_is_the_same_with_us_and_a_plain_one_opens_a_session(jobs: Jobs, tmp_path: Path) -> None:
+    script = jobs.script(STEPS)
+    running = [jobs.start([*PYTHON, script, who], alone(tmp_path / who)) for who in ("with us", "without")]
+    ours, plain = (json.loads(job.wait().ok().stdout) for job in running)
+    assert ours == plain
+    (span,) = rank_spans(tmp_path / "with us")
+    assert span["metrics"]["world_size"] == 1
+    assert "torch.distributed.backend" not in span["tags"]
+    assert span["tags"]["pytorch.end_reason"] == "exit"
+
+
+FRAMEWORK = """
+    import sys
+    import torch, torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel as DDP
+    import ddtrace_pytorch
+
+    def life(use=None):
+        dist.init_process_group("gloo")
+        model = use(torch.nn.Linear(1, 1)) if use else None
+        dist.destroy_process_group()
+
+    ddtrace_pytorch.patch()
+    assert "torch.distributed.fsdp" not in sys.modules
+    life(DDP)
+    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+    life()
+    life(lambda model: FSDP(model, device_id=torch.device("cpu")))
+    ddtrace_pytorch.unpatch()
+    ddtrace_pytorch.patch()
+    life(lambda model: FSDP(DDP(model).module, device_id=torch.device("cpu")))
+    life(DDP)
+"""
+
+
+def test_the_framework_is_the_one_that_was_used(jobs: Jobs, tmp_path: Path) -> None:
+    jobs.run([*PYTHON, jobs.script(FRAMEWORK)], alone(tmp_path / "log")).ok()
+    spans = sorted(rank_spans(tmp_path / "log"), key=lambda span: int(span["start"]))
+    assert [span["tags"]["framework"] for span in spans] == ["ddp", "none", "fsdp", "fsdp", "ddp"]
