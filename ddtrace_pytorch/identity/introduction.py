@@ -60,6 +60,7 @@ class Introduction:
         self._alone = world_size == 1 or store is None
         self._store: Any = None if self._alone else store
         self._key = key(ordinal, job.restart_count)
+        self._said_key = self._key + "/said"
         self._hurry = threading.Event()
         # What this rank goes under if it has to decide by itself, and what rank 0 tells the others.
         self.own = Introduced(
@@ -82,6 +83,8 @@ class Introduction:
             if self._rank == 0:
                 message = {"job_id": own.job_id, "source": own.source, "incarnation": own.incarnation}
                 self._store.set(self._key, json.dumps(message))
+                if not hasattr(self._store, "check"):
+                    self._store.add(self._said_key, 1)
                 meanwhile()
                 return own
             meanwhile()
@@ -95,12 +98,16 @@ class Introduction:
         finally:
             self._store = None
 
+    def _said(self, store: Any) -> bool:
+        # Before 2.2 a PrefixStore cannot be asked for a key without waiting for it, but a counter can be read.
+        return bool(store.check([self._key]) if hasattr(store, "check") else store.add(self._said_key, 0))
+
     def _listen(self, own: Introduced) -> Introduced:
         # A connection of our own where there is one, so that a look never queues behind the user's own waiting.
         store = self._store.clone() if hasattr(self._store, "clone") else self._store
         deadline = time.monotonic() + PATIENCE_SECONDS
         pause = 0.01
-        while not store.check([self._key]):
+        while not self._said(store):
             if self._hurry.is_set():
                 deadline = min(deadline, time.monotonic() + LAST_LOOK_SECONDS)
             if time.monotonic() >= deadline:
