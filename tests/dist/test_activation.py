@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 from harness.job import DDTRACE_RUN, PYTHON, Jobs, Result, alone, environment, torchrun
@@ -38,9 +37,9 @@ WAYS: dict[str, tuple[dict[str, str], Sequence[str], str]] = {
 class Looks:
     """Runs the ways as many at a time as there are processors, and keeps what each saw."""
 
-    def __init__(self, jobs: Jobs, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, jobs: Jobs, pool: ThreadPoolExecutor, ways: Iterable[str]) -> None:
         self._jobs = jobs
-        self._begun = {way: pool.submit(self._run, way) for way in WAYS}
+        self._begun = {way: pool.submit(self._run, way) for way in ways}
 
     def _run(self, way: str) -> Result:
         settings, launcher, first = WAYS[way]
@@ -56,10 +55,11 @@ class Looks:
 
 
 @pytest.fixture(scope="module")
-def looks(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def looks(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Looks]:
     jobs = Jobs(tmp_path_factory.mktemp("ways"))
     pool = ThreadPoolExecutor(os.cpu_count())
-    yield Looks(jobs, pool)
+    chosen = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+    yield Looks(jobs, pool, [params["way"] for params in chosen if "way" in params])
     pool.shutdown(cancel_futures=True)
     jobs.end()
 
@@ -71,9 +71,14 @@ def test_every_way_ends_in_our_integration_alone(looks: Looks, way: str) -> None
     assert looks[way].stderr == ""
 
 
+# No door: neither the .pth file's, nor (by an environment variable) torch's.
+CLOSED = "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'ddtrace_pytorch' not in type(f).__module__]"
+
+
 def test_without_a_door_the_same_look_sees_the_built_in(jobs: Jobs, tmp_path: Path) -> None:
-    closed = "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'ddtrace_pytorch' not in type(f).__module__]"
-    script = jobs.script(f"    {closed}\n    import ddtrace.auto\n{LOOK}{SAY}")
+    # Its own end, without an Agent, is not ours to test: it may abort.
+    leave = "    import os; sys.stdout.flush(); os._exit(0)\n"
+    script = jobs.script(f"    {CLOSED}\n    import ddtrace.auto\n{LOOK}{SAY}{leave}")
     env = alone(tmp_path / "log", DD_PATCH_MODULES="pytorch:true", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     facts = seen_by(jobs.run([*PYTHON, script], env))
     assert facts["slot"] == ["ddtrace.contrib.internal.pytorch.patch"]
@@ -82,10 +87,8 @@ def test_without_a_door_the_same_look_sees_the_built_in(jobs: Jobs, tmp_path: Pa
 
 
 def test_a_built_in_that_came_first_is_switched_off_for_us(jobs: Jobs, tmp_path: Path) -> None:
-    closed = "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'ddtrace_pytorch' not in type(f).__module__]"
-    script = jobs.script(
-        f"    {closed}\n    import ddtrace.auto, torch\n    import ddtrace_pytorch; ddtrace_pytorch.patch()\n{LOOK}{SAY}"
-    )
+    first = f"    {CLOSED}\n    import ddtrace.auto, torch, ddtrace_pytorch; ddtrace_pytorch.patch()\n"
+    script = jobs.script(first + LOOK + SAY)
     env = alone(tmp_path / "log", DD_PATCH_MODULES="pytorch:true", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert ours_in(seen_by(jobs.run([*PYTHON, script], env))) == OURS
     assert len(rank_spans(tmp_path / "log")) == 1
