@@ -15,22 +15,15 @@ from collections.abc import Callable
 from typing import Any
 
 from ddtrace_pytorch import agent
-from ddtrace_pytorch.border import safely, warn_once
+from ddtrace_pytorch.border import log, safely, warn_once
 from ddtrace_pytorch.clock import Clock
-from ddtrace_pytorch.runlog.writer import LogUnusable, RunLogFile, RunLogQueue, RunLogWriter, log_directory
+from ddtrace_pytorch.runlog.writer import MIB, LogUnusable, RunLogFile, RunLogQueue, RunLogWriter, log_directory
 from ddtrace_pytorch.settings import Settings
 from ddtrace_pytorch.spans import SpanRecord
-
-log = logging.getLogger("ddtrace_pytorch")
 
 ASK_AGAIN_SECONDS = 60.0
 FRESH_SECONDS = 1.0
 SPANS_HELD = 1_000
-
-AGENT_MODES = ("auto", "agent", "both")
-LOG_MODES = ("local", "both")
-
-MiB = 1 << 20
 
 # One span that a user's trace filter chokes on must not keep the others.
 _send = safely("send a span to the Agent")(agent.send)
@@ -75,7 +68,7 @@ class Exporter:
 
     def put_span(self, span: SpanRecord, partial: bool = False) -> None:
         """Queue one span for the Agent and, unless it is a snapshot, for the run log."""
-        if self._settings.export in AGENT_MODES:
+        if self._settings.to_agent:
             if len(self._spans) == SPANS_HELD:
                 self._spans_lost += 1
             self._spans.append(span)
@@ -125,7 +118,7 @@ class Exporter:
         self._write_log()
 
     def _ask(self, older_than: float) -> None:
-        if self._settings.export not in AGENT_MODES:
+        if not self._settings.to_agent:
             return
         if self._agent_answers is None or time.monotonic() - self._asked_at >= older_than:
             self._agent_answers = agent.answers()
@@ -142,12 +135,9 @@ class Exporter:
             self._log.flush()
 
     def _log_wanted(self) -> bool:
-        settings = self._settings
-        if self._log_refused or self._rank not in settings.log_ranks:
+        if self._log_refused or self._rank not in self._settings.log_ranks:
             return False
-        if settings.export == "auto":
-            return settings.log_dir is not None or not self._agent_answers
-        return settings.export in LOG_MODES
+        return self._settings.to_log(bool(self._agent_answers))
 
     def _open_log(self) -> RunLogWriter | None:
         run = self._run_ids()
@@ -159,7 +149,7 @@ class Exporter:
             directory,
             self._rank,
             self._identity,
-            int(settings.log_max_mb * MiB),
+            int(settings.log_max_mb * MIB),
             guarded=None if settings.log_dir else settings.log_root,
             clock=self._clock.now,
         )

@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-EXPORT_MODES = ("auto", "agent", "local", "both", "none")
-
 
 class BadValue(ValueError):
     """A setting's text cannot be read; the message says what is accepted."""
@@ -127,7 +125,7 @@ TABLE: tuple[Setting, ...] = (
     Setting(
         "DD_PYTORCH_EXPORT",
         "export",
-        _one_of(*EXPORT_MODES),
+        _one_of("auto", "agent", "local", "both", "none"),
         "auto",
         "Where records go: `auto` (the Agent if it answers, else the run log), `agent`, `local`, `both` or `none`.",
     ),
@@ -188,6 +186,17 @@ class Settings:
     @property
     def service(self) -> str:
         return self.own_service or self.dd_service or "pytorch"
+
+    @property
+    def to_agent(self) -> bool:
+        """Whether spans go to the Agent, if one answers."""
+        return self.export in ("auto", "agent", "both")
+
+    def to_log(self, agent_answers: bool) -> bool:
+        """Whether there is a run log, given that an Agent answers or not."""
+        if self.export == "auto":
+            return self.log_dir is not None or not agent_answers
+        return self.export in ("local", "both")
 
     @property
     def log_root(self) -> str:

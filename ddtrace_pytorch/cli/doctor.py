@@ -34,10 +34,6 @@ NAME = "ddtrace-pytorch"
 # As pyproject.toml declares them.
 NEEDED = {"ddtrace": ">=4.14", "wrapt": ">=1.17,<3", "nvidia-ml-py": ">=12"}
 
-# As in the exporter, which can't be imported without a working ddtrace.
-AGENT_MODES = ("auto", "agent", "both")
-LOG_MODES = ("local", "both")
-
 SWITCHES = ("DD_PATCH_MODULES", "DD_TRACE_PYTORCH_ENABLED", "TORCH_DEVICE_BACKEND_AUTOLOAD", "DD_TRACE_AGENT_URL")
 SWITCH_ON = "set DD_PATCH_MODULES=pytorch:true in the job's environment and start it with ddtrace-run"
 DOORS = {"pth": "the start-up file", "torch.backends": "the torch.backends entry point"}
@@ -226,7 +222,7 @@ def _asked(environ: Mapping[str, str]) -> bool:
 def _agent(facts: Facts) -> Iterator[Line]:
     answer, export = facts.answers["agent"], facts.settings.export
     instead = f"the run log goes to {facts.settings.log_root} (to read it: {NAME} report)"
-    if export not in AGENT_MODES:
+    if not facts.settings.to_agent:
         yield NOTE, f"not used: DD_PYTORCH_EXPORT={export}"
     elif "error" in answer:
         text = f"could not be asked: {answer['error']}"
@@ -247,8 +243,7 @@ def _agent(facts: Facts) -> Iterator[Line]:
 
 def _log(facts: Facts) -> Iterator[Line]:
     answer, chosen = facts.answers["log"], facts.settings
-    agent = facts.answers["agent"].get("answers", False)
-    wanted = chosen.export in LOG_MODES or (chosen.export == "auto" and (chosen.log_dir is not None or not agent))
+    wanted = chosen.to_log(facts.answers["agent"].get("answers", False))
     if "error" in answer or answer["why"]:
         why = answer.get("error") or answer["why"]
         if wanted:

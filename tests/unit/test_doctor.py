@@ -17,7 +17,7 @@ from harness.agent import Agent
 from harness.job import environment
 from rich.console import Console
 
-from ddtrace_pytorch import exporter, settings
+from ddtrace_pytorch import settings
 from ddtrace_pytorch.cli import doctor, probes
 from ddtrace_pytorch.cli.doctor import BAD, GOOD, NOTE, Check, Facts, examine, todo
 from ddtrace_pytorch.identity import job as jobs
@@ -95,10 +95,6 @@ def test_the_declared_needs_are_those_of_the_wheel() -> None:
     pyproject = (ROOT / "pyproject.toml").read_text()
     for name, wanted in doctor.NEEDED.items():
         assert f'"{name}{wanted}"' in pyproject
-
-
-def test_the_export_modes_are_the_exporters() -> None:
-    assert (doctor.AGENT_MODES, doctor.LOG_MODES) == (exporter.AGENT_MODES, exporter.LOG_MODES)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddtrace_pytorch.settings import EXPORT_MODES, TABLE, Setting, Settings, default_log_root, load
+from ddtrace_pytorch.settings import TABLE, Setting, Settings, default_log_root, load
 
 ROWS = {row.variable: row for row in TABLE}
 
@@ -60,9 +60,25 @@ def test_a_good_value_is_read(variable: str, raw: str, field: str, value: object
     assert settings.complaints == ()
 
 
-@pytest.mark.parametrize("mode", EXPORT_MODES)
-def test_every_export_mode_is_accepted(mode: str) -> None:
-    assert load({"DD_PYTORCH_EXPORT": mode}).export == mode
+@pytest.mark.parametrize(
+    ("mode", "to_agent", "with_an_agent", "without"),
+    [
+        ("auto", True, False, True),
+        ("agent", True, False, False),
+        ("local", False, True, True),
+        ("both", True, True, True),
+        ("none", False, False, False),
+    ],
+)
+def test_the_export_mode_says_where_records_go(mode: str, to_agent: bool, with_an_agent: bool, without: bool) -> None:
+    chosen = load({"DD_PYTORCH_EXPORT": mode})
+    assert chosen.export == mode
+    assert (chosen.to_agent, chosen.to_log(True), chosen.to_log(False)) == (to_agent, with_an_agent, without)
+
+
+def test_auto_keeps_a_run_log_beside_the_agent_where_a_directory_is_named() -> None:
+    assert load({"DD_PYTORCH_LOG_DIR": "/logs"}).to_log(agent_answers=True)
+    assert not load({"DD_PYTORCH_LOG_DIR": "/logs", "DD_PYTORCH_EXPORT": "agent"}).to_log(agent_answers=True)
 
 
 def test_our_own_service_wins_over_ddtraces() -> None:
