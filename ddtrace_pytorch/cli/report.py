@@ -55,7 +55,10 @@ class Rank:
 
 @dataclass
 class Gpu:
-    """One device and every rank that used it; there is one record for a (host, uuid)."""
+    """One GPU and every rank that used it; there is one record for a (host, uuid).
+
+    `uuid` is ``<host>:<kind>:<index>`` where NVML gave none.
+    """
 
     host: str
     uuid: str
@@ -170,13 +173,12 @@ class _RankFacts:
     def rank(self) -> Rank:
         tags = _mapping(self.last_span, "tags")
         reason = _text(tags, "pytorch.end_reason") or None
-        device = _mapping(self.identity, "device")
         return Rank(
             rank=self.log.rank,
             host=_text(self.identity, "host"),
             node=str(self.identity.get("node", "")),
             pid=_integer(self.identity, "pid"),
-            device=_text(device, "uuid") or None,
+            device=_gpu_id(self.identity) or None,
             started=_iso(self.started),
             last_seen=_iso(self.last),
             last_beat=_iso(self.last_beat),
@@ -299,13 +301,18 @@ def _attempt(number: int, facts: list[_RankFacts]) -> Attempt:
 def _gpus(facts: list[_RankFacts]) -> list[Gpu]:
     found: dict[tuple[str, str], Gpu] = {}
     for one in facts:
-        device = _mapping(one.identity, "device")
-        if uuid := _text(device, "uuid"):
+        if uuid := _gpu_id(one.identity):
             host = _text(one.identity, "host")
-            gpu = found.setdefault((host, uuid), Gpu(host, uuid, _text(device, "name"), []))
+            name = _text(_mapping(one.identity, "device"), "device.gpu.name")
+            gpu = found.setdefault((host, uuid), Gpu(host, uuid, name, []))
             if one.log.rank not in gpu.ranks:
                 gpu.ranks.append(one.log.rank)
     return list(found.values())
+
+
+def _gpu_id(identity: Mapping[str, Any]) -> str:
+    device = _mapping(identity, "device")
+    return "" if _text(device, "device.kind") == "cpu" else _text(device, "device.id")
 
 
 def _missing(found: set[int], world_size: int) -> Iterable[int]:

@@ -16,7 +16,7 @@ and by type
               ``schema`` (this module's version), ``mono`` (monotonic ns at ``ts``), ``rank``,
               ``world_size``, ``host``, ``node``, ``pid``, ``source`` (``trainer``), ``segment`` (0, 1, …),
               ``job`` {``id``, ``source``, ``attempt`` (null: unknown), ``incarnation``, ``launcher``,
-              ``ids``}, ``device`` {``uuid``, ``name``, …} or null, ``tags`` (every tag of the rank span),
+              ``ids``}, ``device`` (its tags: ``device.id``, …; null: not known yet), ``tags`` (all of the rank span),
               ``versions`` {``ddtrace_pytorch``, ``ddtrace``, ``torch``, ``python``}
 ``span``      ``name``, ``resource``, ``service``, ``trace_id`` (32 hex digits), ``span_id`` and
               ``parent_id`` (decimal text; null: no parent), ``start`` (ns since the epoch),
@@ -29,7 +29,7 @@ and by type
 ``call``      one sampled collective: ``op``, ``group``, ``key`` (the same on every rank of the group),
               ``start``, ``duration`` (ns), ``bytes``
 ``summary``   totals since the last one: ``name``, ``resource``, ``tags``, ``metrics``
-``beat``      the rank was alive: ``seq`` (0, 1, …) and what it had counted so far
+``beat``      the rank was alive: ``seq`` (1, 2, …) and what it had counted so far
 ``verdict``   who a stall waits for: ``kind``, ``ranks``, ``message``, ``tags``
 ``drop``      what is *not* in this log: ``reason``, ``count`` (records, exact, since the last drop record of
               that reason), ``bytes`` (their size, 0 where it isn't known). The sum over a log is the truth.

@@ -15,11 +15,17 @@ from click.testing import CliRunner
 
 from ddtrace_pytorch.cli.main import cli
 from ddtrace_pytorch.cli.report import compact, visible
+from ddtrace_pytorch.identity.device import Device
 from ddtrace_pytorch.runlog.writer import RunLogFile, RunLogQueue, RunLogWriter, log_directory
 
 ROOT = Path(__file__).parents[2]
 SECOND = 1_000_000_000
 T0 = 1_790_000_000 * SECOND
+
+
+def gpu(uuid, name="H100"):
+    """What a session puts into its identity record for one GPU."""
+    return Device("cuda", 0, uuid=uuid, name=name).tags("host-a")
 
 
 def write_rank(root, rank, *, job="4242", incarnation="aaa", start=T0, end="destroyed", error=None, pieces=1, **more):
@@ -110,7 +116,7 @@ RANK_KEYS = """rank host node pid device started last_seen last_beat duration_s 
 
 
 def test_the_keys_of_the_json_are_the_documented_ones(tmp_path):
-    write_rank(tmp_path, 0, device={"uuid": "GPU-1", "name": "H100"})
+    write_rank(tmp_path, 0, device=gpu("GPU-1"))
     data = report(tmp_path)
     (attempt,) = data["attempts"]
     assert list(data) == ["directory", "jobs", "job", "starts", "attempts", "notes"]
@@ -150,14 +156,21 @@ def test_an_error_is_shown_with_the_ranks_that_had_it(tmp_path):
 
 def test_there_is_one_device_record_per_host_and_uuid(tmp_path):
     for rank, (host, uuid) in enumerate([("a", "GPU-1"), ("a", "GPU-1"), ("a", "GPU-2"), ("b", "GPU-1")]):
-        write_rank(tmp_path, rank, host=host, device={"uuid": uuid, "name": "H100"}, world_size=4)
-    write_rank(tmp_path, 0, host="a", device={"uuid": "GPU-1", "name": "H100"}, world_size=4)  # a second process
+        write_rank(tmp_path, rank, host=host, device=gpu(uuid), world_size=4)
+    write_rank(tmp_path, 0, host="a", device=gpu("GPU-1"), world_size=4)  # a second process
     (attempt,) = report(tmp_path)["attempts"]
     assert attempt["gpus"] == [
         {"host": "a", "uuid": "GPU-1", "name": "H100", "ranks": [0, 1]},
         {"host": "a", "uuid": "GPU-2", "name": "H100", "ranks": [2]},
         {"host": "b", "uuid": "GPU-1", "name": "H100", "ranks": [3]},
     ]
+
+
+def test_a_cpu_is_no_gpu(tmp_path):
+    write_rank(tmp_path, 0, device=Device("cpu").tags("host-a"))
+    (attempt,) = report(tmp_path)["attempts"]
+    assert attempt["gpus"] == []
+    assert attempt["ranks"][0]["device"] is None
 
 
 def test_what_was_dropped_is_counted_by_reason(tmp_path):
@@ -218,7 +231,7 @@ def test_more_bad_ends_than_rows_are_counted(tmp_path):
 
 def test_no_line_of_a_table_is_wider_than_80_columns(tmp_path):
     for rank in range(3):
-        device = {"uuid": f"GPU-01234567-89ab-cdef-0123-45678901234{rank}", "name": "NVIDIA H100 80GB HBM3"}
+        device = gpu(f"GPU-01234567-89ab-cdef-0123-45678901234{rank}", "NVIDIA H100 80GB HBM3")
         write_rank(tmp_path, rank, host="trainer-job-worker-0-abcdef", device=device, end=None, flood=500, pieces=3)
     shown = run(tmp_path).stdout
     assert max(map(len, shown.splitlines())) <= 80
