@@ -25,7 +25,7 @@ class Steps:
         import torch
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        # torch.compile traces the hook too, and finds nothing in it; 2.0 and 2.1 have no such function, and break there.
+        # torch.compile traces the hook too, and finds nothing in it; 2.0 and 2.1 lack the function, and break there.
         is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
 
         def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
