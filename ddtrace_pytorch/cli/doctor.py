@@ -24,7 +24,7 @@ from rich.text import Text
 
 from ddtrace_pytorch import __version__, settings
 from ddtrace_pytorch.cli import probes
-from ddtrace_pytorch.cli.report import visible
+from ddtrace_pytorch.cli.terminal import standard_output, visible
 from ddtrace_pytorch.identity import job as jobs
 from ddtrace_pytorch.patch import SUPPORTED_TORCH
 
@@ -381,5 +381,5 @@ def doctor(context: click.Context, as_json: bool) -> None:
             json.dumps(found | {"checks": [asdict(check) for check in checks], "answers": facts.answers}, indent=2)
         )
     else:
-        render(checks, Console(file=sys.stdout, markup=False, highlight=False, emoji=False))
+        render(checks, standard_output())
     context.exit(1 if things else 0)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -23,6 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ddtrace_pytorch import settings
+from ddtrace_pytorch.cli.terminal import standard_output, visible
 from ddtrace_pytorch.runlog.reader import RankLog, Scan, read, scan
 
 TYPES = ("identity", "span", "beat", "drop")
@@ -331,11 +331,6 @@ def compact(numbers: Iterable[int]) -> str:
     return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
 
 
-def visible(text: str) -> str:
-    """`text` with everything that a terminal would act on, or hide, as its escape."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-
-
 # ---- what a record holds is somebody else's data: a wrong type is the same as nothing ----
 
 
@@ -559,4 +554,4 @@ def report(directory: str | None, job: str | None, attempt: str, as_json: bool) 
     if as_json:
         click.echo(json.dumps(asdict(result), indent=2))
     else:
-        render(result, Console(file=sys.stdout, markup=False, highlight=False, emoji=False))
+        render(result, standard_output())

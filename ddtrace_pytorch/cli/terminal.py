@@ -1,0 +1,17 @@
+"""What every subcommand prints with: text of somebody else's must neither act on a terminal nor be taken for markup."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+
+
+def standard_output() -> Console:
+    """A console on standard output that takes everything literally."""
+    return Console(file=sys.stdout, markup=False, highlight=False, emoji=False)
+
+
+def visible(text: str) -> str:
+    """`text` with everything that a terminal would act on, or hide, as its escape."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
