@@ -16,22 +16,21 @@ R = TypeVar("R")
 _said: set[str] = set()
 
 
-def warn_once(message: str) -> None:
+def warn_once(message: str, *, exc_info: bool = False) -> None:
     """Log `message` as a warning the first time this process says it."""
     if message not in _said:
         _said.add(message)
-        log.warning(message)
+        log.warning(message, exc_info=exc_info)
 
 
 def _complain(what: str, error: Exception) -> None:
     (*_, why) = traceback.format_exception_only(error)  # bears an error whose text raises
-    message = f"could not {what}; training goes on without it ({why.strip()})"
-    if message not in _said:
-        _said.add(message)
-        try:
-            log.warning(message, exc_info=log.isEnabledFor(logging.DEBUG))
-        except Exception:
-            pass  # the user's log handler raised, and nobody is left to tell
+    try:
+        warn_once(
+            f"could not {what}; training goes on without it ({why.strip()})", exc_info=log.isEnabledFor(logging.DEBUG)
+        )
+    except Exception:
+        pass  # the user's log handler raised, and nobody is left to tell
 
 
 def safely(what: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:

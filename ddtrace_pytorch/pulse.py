@@ -37,29 +37,29 @@ class Pulse:
         self._pipe = pipe
         self._on_signals = safely("handle a signal")(on_signals)
         self._stopped = False
-        self.thread = threading.Thread(target=self._run, name="ddtrace_pytorch.pulse", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="ddtrace_pytorch.pulse", daemon=True)
 
     def start(self) -> None:
-        self.thread.start()
+        self._thread.start()
 
     def stop(self, timeout: float) -> None:
         """End the thread and wait for it; called on the Pulse itself, it only ends it."""
         self._stopped = True
         self._pipe.poke()
-        if threading.current_thread() is not self.thread:
-            self.thread.join(timeout)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
 
     def _run(self) -> None:
         while not self._stopped:
-            next_due = min(task.due for task in self._tasks)
+            next_due = min(one.due for one in self._tasks)
             heard = self._pipe.wait(max(0.0, next_due - time.monotonic()))
             if self._stopped:
                 return
             if heard:
                 self._on_signals(heard)
             now = time.monotonic()
-            for task in self._tasks:
-                if now >= task.due:
-                    task.run()
+            for one in self._tasks:
+                if now >= one.due:
+                    one.run()
                     # A beat missed while the process was stopped is not made up for.
-                    task.due = max(task.due + task.interval, now)
+                    one.due = max(one.due + one.interval, now)

@@ -11,7 +11,9 @@ from typing import Any
 Fact = str | int | float
 
 STACK_FRAMES = 30
+# Characters.
 MESSAGE_LIMIT = 2_000
+STACK_LIMIT = 16_000
 
 
 @dataclass(frozen=True)
@@ -91,4 +93,4 @@ def describe_error(error: BaseException) -> dict[str, str]:
         stack = "".join(traceback.format_exception(kind, error, error.__traceback__, limit=-STACK_FRAMES))
     except Exception as broken:
         message, stack = f"(its text raised {type(broken).__name__})", ""
-    return {"error.type": name, "error.message": message[:MESSAGE_LIMIT], "error.stack": stack[-16_000:]}
+    return {"error.type": name, "error.message": message[:MESSAGE_LIMIT], "error.stack": stack[-STACK_LIMIT:]}

@@ -24,8 +24,8 @@ from typing import Any
 
 from ddtrace_pytorch.border import safely
 
-# How long a main thread that reached the Python handler waits for the farewell.
-FAREWELL_SECONDS = 2.5
+# How long a main thread that reached the Python handler waits for the Pulse's answer.
+ANSWER_SECONDS = 2.5
 # How long after the signal was raised again it is certain that the process outlives it (it is PID 1).
 OUTLIVED_SECONDS = 0.25
 
@@ -179,7 +179,7 @@ class Handler:
         if self._listening:
             if not self.pipe.attach():
                 self.pipe.poke(bytes([number]))
-            if self._answered.wait(FAREWELL_SECONDS):
+            if self._answered.wait(ANSWER_SECONDS):
                 self._answered.clear()  # and we are still here: PID 1, or called by the user's handler
                 return
         if callable(self.previous):

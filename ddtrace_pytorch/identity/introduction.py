@@ -8,7 +8,6 @@ what an earlier session left in the store must not be taken for this one's.
 from __future__ import annotations
 
 import json
-import logging
 import secrets
 import threading
 import time
@@ -16,9 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ddtrace_pytorch.border import log
 from ddtrace_pytorch.identity.job import Job
-
-log = logging.getLogger("ddtrace_pytorch")
 
 GENERATED = "generated"
 
@@ -35,7 +33,6 @@ class Introduced:
     job_id: str
     source: str
     incarnation: str
-    agreed: bool
 
 
 def key(ordinal: int, restart_count: str) -> str:
@@ -67,7 +64,6 @@ class Introduction:
             job_id=job.id or generated_id or "job-" + secrets.token_hex(6),
             source=job.source or GENERATED,
             incarnation=new_incarnation(),
-            agreed=self._alone or rank == 0,
         )
 
     def hurry(self) -> None:
@@ -124,5 +120,4 @@ class Introduction:
             job_id=self._job.id or said["job_id"],
             source=self._job.source or said["source"],
             incarnation=said["incarnation"],
-            agreed=True,
         )

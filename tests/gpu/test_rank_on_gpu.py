@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from harness.job import DDTRACE_RUN, PYTHON, Jobs, environment, torchrun
+from harness.job import PYTHON, Jobs, environment, torchrun
 from harness.log import of_type, rank_spans
 from harness.waiting import until
 

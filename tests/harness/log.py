@@ -14,8 +14,9 @@ def records(root: Path) -> list[Record]:
     """Every whole record of every segment below `root`, each with its file under ``_file``."""
     found: list[Record] = []
     for path in sorted(root.rglob("rank-*.jsonl*")):
-        text = gzip.open(path, "rt").read() if path.suffix == ".gz" else path.read_text()
-        found += [json.loads(line) | {"_file": str(path)} for line in text.splitlines() if line.strip()]
+        data = path.read_bytes()
+        lines = (gzip.decompress(data) if path.suffix == ".gz" else data).decode().splitlines()
+        found += [json.loads(line) | {"_file": str(path)} for line in lines if line.strip()]
     return found
 
 
