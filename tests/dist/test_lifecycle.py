@@ -141,7 +141,8 @@ def test_a_failed_rendezvous_leaves_a_span_that_says_who_and_why(agent: Agent, j
     raised = re.findall(r"RAISED (\S+) (\S+)", output)
     spans = sorted(agent.spans("pytorch.rank"), key=lambda span: int(span["start"]))
     *failed, good = spans
-    assert reasons(failed) == ["exception"] * 5 and reasons([good]) == ["destroyed"]
+    assert reasons(failed) == ["exception"] * 5
+    assert reasons([good]) == ["destroyed"]
     assert [span["error"] for span in failed] == [1] * 5
     told = [name if module == "builtins" else f"{module}.{name}" for module, name in raised]
     assert [span["meta"]["error.type"] for span in failed] == told
@@ -151,10 +152,12 @@ def test_a_failed_rendezvous_leaves_a_span_that_says_who_and_why(agent: Agent, j
     assert (absent["meta"]["pytorch.master_addr"], absent["metrics"]["pytorch.master_port"]) == ("127.0.0.1", port)
     assert absent["meta"]["torch.distributed.backend"] == "gloo"
     assert (busy["metrics"]["rank"], busy["metrics"]["world_size"]) == (0, 3)
-    assert busy["meta"]["pytorch.master_addr"] == "127.0.0.1" and busy["metrics"]["pytorch.master_port"] > 0
+    assert busy["meta"]["pytorch.master_addr"] == "127.0.0.1"
+    assert busy["metrics"]["pytorch.master_port"] > 0
     assert unknown_backend["meta"]["torch.distributed.backend"] == "smoke_signals"
     assert (mine["meta"]["error.type"], mine["meta"]["error.message"]) == ("__main__.Mine", "out of stock")
-    assert "rank" not in unknown_rank["metrics"] and "world_size" not in unknown_rank["metrics"]
+    assert "rank" not in unknown_rank["metrics"]
+    assert "world_size" not in unknown_rank["metrics"]
 
 
 ONE_PROCESS = """
@@ -173,7 +176,8 @@ def test_training_in_a_single_process_has_a_span(agent: Agent, jobs: Jobs) -> No
     env = environment(agent.url, DD_PATCH_MODULES="pytorch:true")
     jobs.run([*DDTRACE_RUN, *PYTHON, jobs.script(ONE_PROCESS)], env).ok()
     (span,) = agent.ranks()
-    assert reasons([span]) == ["exit"] and span["error"] == 0
+    assert reasons([span]) == ["exit"]
+    assert span["error"] == 0
     assert (span["metrics"]["rank"], span["metrics"]["world_size"]) == (0, 1)
     assert "torch.distributed.backend" not in span["meta"]
     assert span["service"] == "pytorch"
@@ -198,7 +202,8 @@ def test_switched_off_nothing_runs_and_nothing_is_written(
     result = jobs.run([*DDTRACE_RUN, *PYTHON, jobs.script(DISABLED)], env).ok()
     assert "ddtrace_pytorch" not in result.stdout.partition("THREADS")[2]
     assert agent.received("pytorch.rank") == []
-    assert list(tmp_path.rglob("rank-*")) == [] and not (tmp_path / "log").exists()
+    assert list(tmp_path.rglob("rank-*")) == []
+    assert not (tmp_path / "log").exists()
 
 
 EVERY_TAG = """

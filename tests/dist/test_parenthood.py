@@ -81,7 +81,8 @@ def test_user_spans_of_any_thread_are_children_and_sampled_by_the_users_own_rule
     # The span that was active stays the user's: linked to, and parent of what they start inside.
     around = named(spans, "around.the.opening")
     assert named(spans, "inside.the.users.own")["parent_id"] == around["span_id"]
-    assert not rank.get("parent_id") and linked(rank) == [(low(around["trace_id"]), around["span_id"])]
+    assert not rank.get("parent_id")
+    assert linked(rank) == [(low(around["trace_id"]), around["span_id"])]
     # One decision for each of the user's traces, although they share the rank span's trace id.
     decisions = {
         name: {span["metrics"]["_sampling_priority_v1"] for span in spans if span["name"] == name}

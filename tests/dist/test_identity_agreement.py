@@ -1,0 +1,195 @@
+"""The ranks of one group come to one job id and one incarnation, whatever their launcher left out."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.agent import Agent, free_port
+from harness.job import DDTRACE_RUN, PYTHON, Jobs, environment, torchrun
+from harness.log import of_type, rank_spans
+from harness.waiting import until
+
+pytestmark = pytest.mark.dist
+
+
+def local(root: Path, **settings: str) -> dict[str, str]:
+    log = {"DD_PYTORCH_EXPORT": "local", "DD_PYTORCH_LOG_DIR": str(root)}
+    return environment(None, **{"DD_PATCH_MODULES": "pytorch:true", **log, **settings})
+
+
+def tag(spans: list[dict[str, Any]], name: str) -> list[Any]:
+    return [span["tags"].get(name) for span in spans]
+
+
+# Four ranks that no launcher gave an id. Rank 0 is instrumented three seconds late the first time; the second time
+# its key of the first time is still in the store that both groups meet in.
+FOUR = """
+    import os, sys, time
+    import torch, torch.distributed as dist
+    import torch.multiprocessing as mp
+    import ddtrace_pytorch
+
+    def member(rank, path):
+        if rank:
+            ddtrace_pytorch.patch()
+        store = dist.FileStore(path, 4)
+        began = time.monotonic()
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=4)
+        took = time.monotonic() - began
+        if rank == 0:
+            time.sleep(3)
+            ddtrace_pytorch.patch()
+        began = time.monotonic()
+        for _ in range(5):
+            torch.zeros(1).add_(1)
+        steps = time.monotonic() - began
+        dist.barrier()
+        dist.destroy_process_group()
+        dist.init_process_group("gloo", store=dist.PrefixStore("again", store), rank=rank, world_size=4)
+        dist.barrier()
+        dist.destroy_process_group()
+        print("TOOK", rank, took, steps, flush=True)
+
+    if __name__ == "__main__":
+        mp.start_processes(member, args=(sys.argv[1],), nprocs=4, start_method="fork")
+"""
+
+
+def test_four_ranks_without_an_id_agree_on_one_and_wait_for_nobody(jobs: Jobs, tmp_path: Path) -> None:
+    env = local(tmp_path / "log")
+    result = jobs.run([*PYTHON, jobs.script(FOUR), str(tmp_path / "meet")], env).ok()
+    spans = sorted(rank_spans(tmp_path / "log"), key=lambda span: (span["tags"]["pytorch.incarnation"], span["start"]))
+    assert len(spans) == 8
+    assert len(set(tag(spans, "training_job.id"))) == 1
+    assert set(tag(spans, "training_job.id.source")) == {"generated"}
+    incarnations: dict[str, list[float]] = {}
+    for span in spans:
+        incarnations.setdefault(span["tags"]["pytorch.incarnation"], []).append(span["metrics"]["rank"])
+    assert [sorted(ranks) for ranks in incarnations.values()] == [[0, 1, 2, 3]] * 2
+    took = re.findall(r"TOOK (\d) (\S+) (\S+)", result.stdout)
+    assert len(took) == 4
+    for rank, init, steps in took:
+        assert rank == "0" or float(init) < 2.5, f"rank {rank} waited for rank 0 in init_process_group"
+        assert float(steps) < 1.0
+
+
+# The ranks meet in a file of the attempt's own: in torchrun's store a restarted gloo rank may find its predecessor's
+# address (torch's fault, seen without us).
+ATTEMPTS = """
+    import os, sys
+    import torch.distributed as dist
+    meet = f"file://{sys.argv[1]}-{os.environ['TORCHELASTIC_RESTART_COUNT']}"
+    dist.init_process_group("gloo", init_method=meet, rank=int(os.environ["RANK"]), world_size=2)
+    dist.barrier()
+    dist.destroy_process_group()
+    print("LOCAL", os.environ["LOCAL_RANK"], flush=True)
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        sys.exit(5)
+"""
+
+
+def test_the_attempts_of_max_restarts_are_told_apart_and_share_no_file(
+    agent: Agent, jobs: Jobs, tmp_path: Path
+) -> None:
+    env = local(tmp_path / "log", DD_PYTORCH_EXPORT="both", DD_TRACE_AGENT_URL=agent.url)
+    # --virtual-local-rank makes every LOCAL_RANK 0: two ranks and two files an attempt all the same.
+    command = [*DDTRACE_RUN, *torchrun(2, "--max-restarts=1", "--monitor-interval=0.1", "--virtual-local-rank")]
+    result = jobs.run([*command, jobs.script(ATTEMPTS), str(tmp_path / "meet")], env).ok()
+    assert set(re.findall(r"LOCAL (\d)", result.stdout)) == {"0"}
+    spans = rank_spans(tmp_path / "log")
+    who = sorted((span["tags"]["pytorch.attempt"], span["metrics"]["rank"]) for span in spans)
+    assert who == [("0", 0), ("0", 1), ("1", 0), ("1", 1)]
+    assert len(set(tag(spans, "training_job.id"))) == 1
+    assert len({span["_file"] for span in spans}) == 4
+    for attempt in ("0", "1"):
+        assert len({s["tags"]["pytorch.incarnation"] for s in spans if s["tags"]["pytorch.attempt"] == attempt}) == 1
+    assert len(set(tag(spans, "pytorch.incarnation"))) == 2
+    assert sorted(span["span_id"] for span in spans) == sorted(str(span["span_id"]) for span in agent.ranks())
+    devices = [(record["host"], record["device"]["device.id"]) for record in of_type(tmp_path / "log", "identity")]
+    assert {device.split(":")[-1] for _, device in devices} == {"cpu"}
+
+
+WHO = """
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+
+
+def test_the_none_of_a_static_rendezvous_is_no_id_and_two_starts_are_two_incarnations(
+    jobs: Jobs, tmp_path: Path
+) -> None:
+    script = jobs.script(WHO)
+
+    def start(root: str, **settings: str) -> list[dict[str, Any]]:
+        # The options after torchrun's --standalone are what gives the id `none`.
+        static = (DDTRACE_RUN[0], torchrun()[0], "--nproc-per-node=2", f"--master-port={free_port()}")
+        jobs.run([*static, script], local(tmp_path / root, **settings)).ok()
+        return rank_spans(tmp_path / root)
+
+    generated = start("generated")
+    assert set(tag(generated, "training_job.id.source")) == {"generated"}
+    assert len(set(tag(generated, "training_job.id"))) == 1
+    assert tag(generated, "training_job.id")[0] != "none"
+    slurm = start("slurm", SLURM_JOB_ID="4242")
+    first_bytes = {path: path.read_bytes() for path in (tmp_path / "slurm").rglob("rank-*.jsonl")}
+    again = start("slurm", SLURM_JOB_ID="4242")
+    assert tag(again, "training_job.id") == ["4242"] * 4
+    assert set(tag(again, "training_job.id.source")) == {"SLURM_JOB_ID"}
+    assert set(tag(again, "launcher")) == {"torchrun"}
+    assert len(set(tag(slurm, "pytorch.incarnation"))) == 1
+    assert len(set(tag(again, "pytorch.incarnation"))) == 2
+    assert len({span["_file"] for span in again}) == 4
+    assert {path: path.read_bytes() for path in first_bytes} == first_bytes
+
+
+# A store in a process of its own, which is stopped before rank 1, that waits for rank 0's word, comes to its end.
+FROZEN = """
+    import datetime, os, sys, time
+    import torch.distributed as dist
+    import ddtrace_pytorch
+    port, rank, go = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    if rank == 2:
+        store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+        print("UP", flush=True)
+        while True:
+            time.sleep(60)
+    if rank == 1:
+        ddtrace_pytorch.patch()
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=datetime.timedelta(seconds=60))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    print("READY", flush=True)
+    while not os.path.exists(go):
+        time.sleep(0.01)
+    print("LEAVING", time.time(), flush=True)
+"""
+
+
+def test_a_frozen_store_holds_nobodys_exit_and_aborts_nothing(jobs: Jobs, tmp_path: Path) -> None:
+    env = environment(None, DD_PYTORCH_EXPORT="local", DD_PYTORCH_LOG_DIR=str(tmp_path / "log"))
+    script, port, go = jobs.script(FROZEN), str(free_port()), tmp_path / "go"
+    host = jobs.start([*PYTHON, script, port, "2", str(go)], env)
+    until(lambda: "UP" in host.stdout(), 60, "the store's host is up")
+    zero, one = (jobs.start([*PYTHON, script, port, rank, str(go)], env) for rank in ("0", "1"))
+    until(lambda: "READY" in zero.stdout() and "READY" in one.stdout(), 60, "both ranks are up")
+    host.process.send_signal(signal.SIGSTOP)
+    go.touch()
+    plain, ours = zero.wait().ok(), one.wait()
+    ended = time.time()
+    assert ours.returncode == 0, ours.describe()
+    left = float(ours.stdout.split("LEAVING")[1])
+    assert ended - left < 2.0 + max(2.0, 2 * (ended - float(plain.stdout.split("LEAVING")[1])))
+    # It went on under its own word, and its span is on disk.
+    (span,) = rank_spans(tmp_path / "log")
+    assert span["tags"]["pytorch.end_reason"] == "exit"
+    assert span["tags"]["pytorch.incarnation"]
+    assert json.loads(Path(span["_file"]).read_text().splitlines()[0])["type"] == "identity"
+    os.kill(host.process.pid, signal.SIGCONT)

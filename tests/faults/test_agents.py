@@ -1,0 +1,260 @@
+"""Agents that are absent, silent, broken or come and go; disks that refuse: training never notices."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness.agent import Agent
+from harness.job import DDTRACE_RUN, PYTHON, Jobs, environment
+from harness.log import rank_spans
+
+pytestmark = pytest.mark.faults
+
+# Trains for a moment and says how long the interpreter's end takes: the last line is printed by an exit function that
+# runs after all others.
+TRAIN = """
+    import atexit, os, sys, time
+    from ddtrace.trace import tracer
+    import torch.distributed as dist
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    with tracer.trace("user.work"):
+        pass
+    print("LEAVING", time.time(), flush=True)
+"""
+
+
+def exit_seconds(jobs: Jobs, script: str, env: dict[str, str]) -> float:
+    result = jobs.run([*DDTRACE_RUN, *PYTHON, script], env).ok()
+    return time.time() - float(result.stdout.split("LEAVING")[1])
+
+
+@contextlib.contextmanager
+def silent_agent() -> Iterator[str]:
+    """Accepts every connection and never says a word."""
+    accepted: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    accepted.append(server.accept()[0])
+
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join(5)
+    for connection in accepted:
+        connection.close()
+
+
+@contextlib.contextmanager
+def answering(status: int, body: bytes) -> Iterator[str]:
+    """An Agent that gives the same answer to everything."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def _answer(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_POST = do_PUT = _answer
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join(5)
+
+
+def test_no_agent_costs_an_exit_less_than_a_second_and_the_run_log_is_announced(jobs: Jobs, tmp_path: Path) -> None:
+    script = jobs.script(TRAIN)
+    env = environment(None, TMPDIR=str(tmp_path))
+    plain = exit_seconds(jobs, script, env)
+    result = jobs.run([*DDTRACE_RUN, *PYTHON, script], env | {"DD_PATCH_MODULES": "pytorch:true"}).ok()
+    ours = time.time() - float(result.stdout.split("LEAVING")[1])
+    assert ours < plain + 1.0
+    (span,) = rank_spans(tmp_path)
+    directory = os.path.dirname(span["_file"])
+    assert directory.startswith(str(tmp_path / f"ddtrace-pytorch-{os.getuid()}"))
+    lines = [line for line in result.stderr.splitlines() if "INFO" in line and "run log" in line]
+    assert len(lines) == 1
+    assert directory in lines[0]
+    assert f"ddtrace-pytorch report {directory}" in lines[0]
+
+
+def test_an_agent_that_never_answers_costs_an_exit_two_seconds_at_most(jobs: Jobs, tmp_path: Path) -> None:
+    script = jobs.script(TRAIN.replace('with tracer.trace("user.work"):\n        pass', ""))
+    with silent_agent() as url:
+        env = environment(url, TMPDIR=str(tmp_path))
+        plain = exit_seconds(jobs, script, env)
+        ours = exit_seconds(jobs, script, env | {"DD_PATCH_MODULES": "pytorch:true"})
+    assert ours < plain + 2.0
+    assert len(rank_spans(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(("status", "body", "counts"), [(500, b"no", False), (200, b"\xff{ not json", True)])
+def test_an_agent_that_answers_nonsense_is_borne(
+    jobs: Jobs, tmp_path: Path, status: int, body: bytes, counts: bool
+) -> None:
+    # An error is no Agent, so `auto` writes the log; one that answers is an Agent, whatever its words.
+    with answering(status, body) as url:
+        result = jobs.run(
+            [*DDTRACE_RUN, *PYTHON, jobs.script(TRAIN)],
+            environment(url, TMPDIR=str(tmp_path), DD_PATCH_MODULES="pytorch:true"),
+        ).ok()
+    assert "ddtrace_pytorch" not in re.sub("INFO ddtrace_pytorch", "", result.stderr), result.describe()
+    assert len(rank_spans(tmp_path)) == (0 if counts else 1)
+
+
+COMES_AND_GOES = """
+    import os, sys, time
+    import ddtrace_pytorch
+    ddtrace_pytorch.patch()
+    import torch.distributed as dist
+
+    def wait_for(word):
+        while not os.path.exists(os.path.join(sys.argv[1], word)):
+            time.sleep(0.01)
+
+    for number in range(3):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        print("OPEN", number, flush=True)
+        wait_for(f"close-{number}")
+        dist.destroy_process_group()
+        print("CLOSED", number, flush=True)
+        wait_for(f"open-{number + 1}")
+"""
+
+
+def test_auto_follows_an_agent_that_comes_and_goes(jobs: Jobs, tmp_path: Path) -> None:
+    from harness.waiting import until
+
+    with Agent(tmp_path) as agent:
+        env = environment(agent.url, TMPDIR=str(tmp_path))
+        job = jobs.start([*PYTHON, jobs.script(COMES_AND_GOES), str(tmp_path)], env)
+
+        def say(word: str, answer: str) -> None:
+            (tmp_path / word).touch()
+            until(lambda: answer in job.stdout() or job.process.poll() is not None, 60, answer)
+
+        until(lambda: "OPEN 0" in job.stdout(), 60, "the first session is open")
+        say("close-0", "CLOSED 0")
+        assert [span["meta"]["pytorch.end_reason"] for span in agent.ranks()] == ["destroyed"]
+        assert rank_spans(tmp_path) == []
+        # It dies in the middle of a session: the log takes over.
+        say("open-1", "OPEN 1")
+        agent.stop()
+        say("close-1", "CLOSED 1")
+        assert [span["tags"]["pytorch.end_reason"] for span in rank_spans(tmp_path)] == ["destroyed"]
+        # And is back in the middle of the next one.
+        say("open-2", "OPEN 2")
+        agent.start()
+        say("close-2", "CLOSED 2")
+        assert agent.ranks()[-1]["meta"]["pytorch.end_reason"] == "destroyed"
+        (tmp_path / "open-3").touch()
+        job.wait().ok()
+
+
+HUNDRED_THOUSAND = """
+    import resource, time
+    from ddtrace.trace import tracer
+    import torch.distributed as dist
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    held = []
+    for number in range(100_000):
+        span = tracer.start_span("user.span", activate=False)
+        if number % 2:
+            span.finish()
+    print("PEAK", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, flush=True)
+    dist.destroy_process_group()
+    print("LEAVING", time.time(), flush=True)
+"""
+
+
+def test_a_hundred_thousand_user_spans_without_an_agent_stay_bounded(jobs: Jobs, tmp_path: Path) -> None:
+    script = jobs.script(HUNDRED_THOUSAND)
+    env = environment(None, TMPDIR=str(tmp_path))
+
+    def run(**more: str) -> tuple[int, float]:
+        result = jobs.run([*DDTRACE_RUN, *PYTHON, script], env | more).ok()
+        peak, leaving = re.search(r"PEAK (\d+)\s+LEAVING (\S+)", result.stdout).groups()  # type: ignore[union-attr]
+        return int(peak), time.time() - float(leaving)
+
+    plain_mib, plain_exit = run()
+    ours_mib, ours_exit = run(DD_PATCH_MODULES="pytorch:true")
+    assert ours_exit < plain_exit + 1.0
+    assert ours_mib < plain_mib + 64
+
+
+EXPORTS = """
+    import os, sys
+    import ddtrace_pytorch
+    ddtrace_pytorch.patch()
+    import torch.distributed as dist
+    for mode in sys.argv[2:]:
+        root = os.path.join(sys.argv[1], mode)
+        os.environ.update(DD_PYTORCH_EXPORT=mode.partition("-")[0], DD_PYTORCH_LOG_DIR=root, DD_PYTORCH_JOB_ID=mode)
+        if mode == "auto-without":
+            del os.environ["DD_PYTORCH_LOG_DIR"]
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.destroy_process_group()
+"""
+
+# DD_PYTORCH_EXPORT (and whether a log directory is given) -> at the Agent, in the run log; an Agent answers.
+PLACES = {
+    "auto-without": (True, False),
+    "auto-with": (True, True),
+    "agent": (True, False),
+    "local": (False, True),
+    "both": (True, True),
+    "none": (False, False),
+}
+
+
+def test_export_says_where_records_go(agent: Agent, jobs: Jobs, tmp_path: Path) -> None:
+    env = environment(agent.url, TMPDIR=str(tmp_path))
+    jobs.run([*PYTHON, jobs.script(EXPORTS), str(tmp_path), *PLACES], env).ok()
+    at_agent = {span["meta"]["training_job.id"] for span in agent.ranks()}
+    in_log = {span["tags"]["training_job.id"] for span in rank_spans(tmp_path)}
+    assert {mode: (mode in at_agent, mode in in_log) for mode in PLACES} == PLACES
+
+
+UNUSABLE = """
+    import logging, os, sys
+    import ddtrace_pytorch
+    ddtrace_pytorch.patch()
+    import torch.distributed as dist
+    for root in sys.argv[1:]:
+        os.environ["DD_PYTORCH_LOG_DIR"] = root
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.destroy_process_group()
+    print("TRAINED", flush=True)
+"""
+
+
+def test_a_log_directory_that_cannot_be_used_costs_a_warning_each(agent: Agent, jobs: Jobs, tmp_path: Path) -> None:
+    # Root may write anywhere on a disk; a file in the way and a file system of the kernel's stop it all the same.
+    in_the_way = tmp_path / "file"
+    in_the_way.touch()
+    roots = [str(in_the_way / "log"), "/proc/no-such-place/log", "/sys/log"]
+    result = jobs.run([*PYTHON, jobs.script(UNUSABLE), *roots], environment(agent.url, DD_PYTORCH_EXPORT="both")).ok()
+    assert "TRAINED" in result.stdout
+    assert result.stderr.count("no run log") == len(roots), result.describe()
+    assert [span["meta"]["pytorch.end_reason"] for span in agent.ranks()] == ["destroyed"] * 3
