@@ -12,11 +12,12 @@ import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import IO, Any, cast
 
+from ddtrace_pytorch.runlog.fields import integer, mapping, text
 from ddtrace_pytorch.runlog.schema import SCHEMA_VERSION, SegmentName, decode, parse_name
 
 MAX_LINE = 16 * 1024 * 1024
@@ -172,15 +173,14 @@ def _rank_log(root: str, folder: str, names: list[SegmentName]) -> RankLog:
         notes.append(f"{names[0]} has no identity line; rank and run are taken from its place")
 
     place = os.path.abspath(folder)
-    job = identity.get("job")
-    job = job if isinstance(job, dict) else {}
-    rank = identity.get("rank")
+    job = mapping(identity, "job")
+    rank = integer(identity, "rank")
     return RankLog(
         directory=os.path.relpath(folder, root),
-        rank=rank if type(rank) is int else names[0].rank,
-        job=_text(job, "id") or os.path.basename(os.path.dirname(place)),
-        incarnation=_text(job, "incarnation") or os.path.basename(place),
-        host=_text(identity, "host"),
+        rank=names[0].rank if rank is None else rank,
+        job=text(job, "id") or os.path.basename(os.path.dirname(place)),
+        incarnation=text(job, "incarnation") or os.path.basename(place),
+        host=text(identity, "host"),
         identity=identity,
         segments=paths,
         notes=notes,
@@ -189,9 +189,7 @@ def _rank_log(root: str, folder: str, names: list[SegmentName]) -> RankLog:
 
 
 def _newer_schemas(logs: list[RankLog]) -> list[str]:
-    versions = Counter(
-        version for log in logs if type(version := log.identity.get("schema")) is int and version > SCHEMA_VERSION
-    )
+    versions = Counter(version for log in logs if (version := integer(log.identity, "schema") or 0) > SCHEMA_VERSION)
     return [
         f"{_plural(many, 'rank')} wrote schema {version}, newer than the {SCHEMA_VERSION} known here: "
         "what is known is read; update ddtrace-pytorch to see the rest"
@@ -208,11 +206,6 @@ def _twins(logs: list[RankLog]) -> list[str]:
         for (job, incarnation, rank), hosts in writers.items()
         if len(hosts) > 1
     ]
-
-
-def _text(record: Mapping[str, Any], key: str) -> str:
-    value = record.get(key)
-    return value if isinstance(value, str) else ""
 
 
 def _plural(many: int, word: str) -> str:

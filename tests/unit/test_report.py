@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from ddtrace_pytorch.cli.main import cli
-from ddtrace_pytorch.cli.report import compact
+from ddtrace_pytorch.cli.summary import compact
 from ddtrace_pytorch.cli.terminal import visible
 from ddtrace_pytorch.identity.device import Device
 from ddtrace_pytorch.runlog.writer import RunLogFile, RunLogQueue, RunLogWriter, log_directory

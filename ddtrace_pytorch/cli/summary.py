@@ -1,0 +1,347 @@
+"""What became of a job, rank by rank: run logs in, a :class:`Report` of plain data out.
+
+The field names of the classes below are the keys of ``report --json`` (adding is free, renaming needs a release note).
+Times are local, ISO 8601; durations are seconds; what isn't known is null.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from datetime import datetime
+from typing import Any
+
+import click
+
+from ddtrace_pytorch.cli.terminal import visible
+from ddtrace_pytorch.runlog.fields import integer, mapping, text
+from ddtrace_pytorch.runlog.reader import RankLog, Scan, read
+
+TYPES = ("identity", "span", "beat", "drop")
+GOOD_ENDS = ("destroyed", "exit")
+
+
+@dataclass
+class Rank:
+    """One rank of one attempt. `end_reason` is null if its log has no end: it was killed, or is still running."""
+
+    rank: int
+    host: str
+    node: str
+    pid: int | None
+    device: str | None
+    started: str | None
+    last_seen: str | None
+    last_beat: str | None
+    duration_s: float | None
+    end_reason: str | None
+    ended_badly: bool
+    error_type: str | None
+    error_message: str | None
+    pieces: int
+    dropped: dict[str, int]
+
+
+@dataclass
+class Gpu:
+    """One GPU and every rank that used it; there is one record for a (host, uuid).
+
+    `uuid` is ``<host>:<kind>:<index>`` where NVML gave none.
+    """
+
+    host: str
+    uuid: str
+    name: str
+    ranks: list[int]
+
+
+@dataclass
+class Start:
+    """One start of the job: `number` counts from 1 in order of time, `attempt` is what the launcher said.
+
+    `ends` counts ranks by how they ended, the most frequent first.
+    """
+
+    number: int
+    attempt: int | None
+    incarnation: str
+    started: str | None
+    last_seen: str | None
+    duration_s: float | None
+    world_size: int | None
+    ranks_seen: int
+    ends: dict[str, int]
+
+
+@dataclass
+class Attempt(Start):
+    """A start in full; ranks as people write them: ``3, 7-9``."""
+
+    ranks_found: str
+    ranks_missing: str
+    hosts: list[str]
+    gpus: list[Gpu]
+    dropped: dict[str, int]
+    versions: dict[str, str]
+    ranks: list[Rank]
+
+
+@dataclass
+class Job:
+    id: str
+    source: str
+    launcher: str
+    started: str | None
+    attempts: int
+
+
+@dataclass
+class Report:
+    """`jobs` are all found, newest first; `job` is the one reported: all its `starts`, and the `attempts` asked for."""
+
+    directory: str
+    jobs: list[Job]
+    job: Job
+    starts: list[Start]
+    attempts: list[Attempt]
+    notes: list[str]
+
+
+class Refused(click.ClickException):
+    """There is nothing to report; the message says what is wrong, where, and what to do."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(visible(message))
+
+
+class NotThere(Refused):
+    """What was asked for doesn't exist."""
+
+    exit_code = 2
+
+
+class NotReadable(Refused):
+    """The directory is there, but no run log that can be read is in it."""
+
+    exit_code = 1
+
+
+@dataclass
+class _RankFacts:
+    """What one pass over a rank's log leaves in memory, times in nanoseconds."""
+
+    log: RankLog
+    identity: dict[str, Any]
+    started: int | None = None
+    last: int | None = None
+    last_beat: int | None = None
+    last_span: dict[str, Any] = field(default_factory=dict)
+    span_ids: set[str] = field(default_factory=set)
+    dropped: Counter[str] = field(default_factory=Counter)
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        kind, ts = record["type"], record["ts"]
+        begin = ts
+        if kind == "identity":
+            self.identity = {**self.identity, **record}
+        elif kind == "beat":
+            self.last_beat = max(ts, self.last_beat or ts)
+        elif kind == "drop":
+            self.dropped[text(record, "reason") or "unknown"] += integer(record, "count") or 0
+        elif kind == "span" and record.get("name") == "pytorch.rank":
+            self.last_span = dict(record)
+            self.span_ids.add(str(record.get("span_id")))
+            begin = integer(record, "start") or ts
+        self.started = min(begin, self.started or begin)
+        self.last = max(ts, self.last or ts)
+
+    @property
+    def job(self) -> Mapping[str, Any]:
+        return mapping(self.identity, "job")
+
+    def rank(self) -> Rank:
+        tags = mapping(self.last_span, "tags")
+        reason = text(tags, "pytorch.end_reason") or None
+        return Rank(
+            rank=self.log.rank,
+            host=text(self.identity, "host"),
+            node=str(self.identity.get("node", "")),
+            pid=integer(self.identity, "pid"),
+            device=_gpu_id(self.identity) or None,
+            started=_iso(self.started),
+            last_seen=_iso(self.last),
+            last_beat=_iso(self.last_beat),
+            duration_s=_seconds(self.started, self.last),
+            end_reason=reason,
+            ended_badly=reason not in GOOD_ENDS or bool(self.last_span.get("error")),
+            error_type=text(tags, "error.type") or None,
+            error_message=text(tags, "error.message") or None,
+            pieces=len(self.span_ids),
+            dropped=dict(self.dropped),
+        )
+
+
+def summarise(found: Scan, job: str | None = None, attempt: str = "last") -> Report:
+    """The report of one job in `found`: `job`, or the newest; `attempt` is ``last``, a number or ``all``.
+
+    Raises :class:`Refused` if there is nothing to report or no such job or attempt.
+    """
+    logs = [log for log in found.logs if not log.damaged]
+    if not found.logs:
+        raise NotReadable(
+            f"no run log in {found.directory}: it should hold rank-00000.jsonl and the like, at any depth; "
+            "run a job with DD_PYTORCH_EXPORT=local, or name another directory"
+        )
+    if not logs:
+        first = f" ({found.logs[0].notes[0]})" if found.logs[0].notes else ""
+        raise NotReadable(
+            f"none of the {len(found.logs)} run log(s) in {found.directory} can be read{first}; "
+            "copy them again from where they were written"
+        )
+    begun = {log.job: 0 for log in logs}
+    for log in logs:
+        begun[log.job] = max(begun[log.job], integer(log.identity, "ts") or 0)
+    ids = sorted(begun, key=lambda id: begun[id], reverse=True)
+    if job is not None and job not in begun:
+        raise NotThere(f"no job {job} in {found.directory}; it has {_shorten(ids)}")
+    chosen = ids[0] if job is None else job
+
+    attempts = _attempts([log for log in logs if log.job == chosen])
+    if attempt == "all":
+        asked = attempts
+    elif attempt == "last":
+        asked = attempts[-1:]
+    else:
+        asked = [one for one in attempts if str(one.number) == attempt]
+        if not asked:
+            raise NotThere(f"no attempt {attempt} of job {chosen}; choose last, all, or from 1 to {len(attempts)}")
+
+    jobs = [_job([log for log in logs if log.job == id]) for id in ids]
+    shown = [log for log in found.logs if log.job == chosen or log.damaged]
+    return Report(
+        directory=os.path.abspath(found.directory),
+        jobs=jobs,
+        job=next(one for one in jobs if one.id == chosen),
+        starts=[_start(one) for one in attempts],
+        attempts=asked,
+        notes=found.notes + [note for log in shown for note in log.notes],
+    )
+
+
+def _job(logs: list[RankLog]) -> Job:
+    newest = max(logs, key=lambda log: integer(log.identity, "ts") or 0)
+    told = mapping(newest.identity, "job")
+    return Job(
+        id=newest.job,
+        source=text(told, "source"),
+        launcher=text(told, "launcher"),
+        started=_iso(min((ts for log in logs if (ts := integer(log.identity, "ts"))), default=None)),
+        attempts=len({log.incarnation for log in logs}),
+    )
+
+
+def _attempts(logs: list[RankLog]) -> list[Attempt]:
+    by_incarnation: dict[str, list[_RankFacts]] = {}
+    for log in logs:
+        facts = _RankFacts(log, log.identity)
+        for record in read(log, TYPES):
+            facts.add(record)
+        by_incarnation.setdefault(log.incarnation, []).append(facts)
+    in_time = sorted(by_incarnation.values(), key=lambda ranks: _least(facts.started for facts in ranks) or 0)
+    return [_attempt(number, ranks) for number, ranks in enumerate(in_time, 1)]
+
+
+def _start(attempt: Attempt) -> Start:
+    return Start(**{one.name: getattr(attempt, one.name) for one in fields(Start)})
+
+
+def _attempt(number: int, facts: list[_RankFacts]) -> Attempt:
+    ranks = [one.rank() for one in facts]
+    sizes = [size for one in facts if (size := integer(one.identity, "world_size")) is not None]
+    world_size = max(sizes, default=None)
+    numbers = {rank.rank for rank in ranks}
+    dropped: Counter[str] = Counter()
+    versions: dict[str, str] = {}
+    for one in facts:
+        dropped += one.dropped
+        versions |= {name: str(value) for name, value in mapping(one.identity, "versions").items()}
+    started = _least(one.started for one in facts)
+    last = max((one.last for one in facts if one.last is not None), default=None)
+    return Attempt(
+        number=number,
+        attempt=next((told for one in facts if (told := integer(one.job, "attempt")) is not None), None),
+        incarnation=facts[0].log.incarnation,
+        started=_iso(started),
+        last_seen=_iso(last),
+        duration_s=_seconds(started, last),
+        world_size=world_size,
+        ranks_seen=len(numbers),
+        ends=dict(Counter(rank.end_reason or "no end recorded" for rank in ranks).most_common()),
+        ranks_found=compact(numbers),
+        ranks_missing=compact(_missing(numbers, world_size or 0)),
+        hosts=sorted({rank.host for rank in ranks if rank.host}),
+        gpus=_gpus(facts),
+        dropped=dict(dropped),
+        versions=versions,
+        ranks=ranks,
+    )
+
+
+def _gpus(facts: list[_RankFacts]) -> list[Gpu]:
+    found: dict[tuple[str, str], Gpu] = {}
+    for one in facts:
+        if uuid := _gpu_id(one.identity):
+            host = text(one.identity, "host")
+            name = text(mapping(one.identity, "device"), "device.gpu.name")
+            gpu = found.setdefault((host, uuid), Gpu(host, uuid, name, []))
+            if one.log.rank not in gpu.ranks:
+                gpu.ranks.append(one.log.rank)
+    return list(found.values())
+
+
+def _gpu_id(identity: Mapping[str, Any]) -> str:
+    device = mapping(identity, "device")
+    return "" if text(device, "device.kind") == "cpu" else text(device, "device.id")
+
+
+def _missing(found: set[int], world_size: int) -> Iterable[int]:
+    """Ranks below `world_size` that are not in `found`; a damaged, absurd size must not cost memory."""
+    return (rank for rank in range(min(world_size, 10_000_000)) if rank not in found)
+
+
+def compact(numbers: Iterable[int]) -> str:
+    """Numbers as people write them: ``3, 7-9``."""
+    spans: list[list[int]] = []
+    for number in sorted(numbers):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
+
+
+def _least(values: Iterable[int | None]) -> int | None:
+    return min((value for value in values if value is not None), default=None)
+
+
+def _local(ns: int) -> datetime | None:
+    try:
+        return datetime.fromtimestamp(ns / 1e9).astimezone()
+    except (OverflowError, ValueError, OSError):
+        return None
+
+
+def _iso(ns: int | None) -> str | None:
+    moment = _local(ns) if ns is not None else None
+    return moment.isoformat(timespec="seconds") if moment else None
+
+
+def _seconds(first: int | None, last: int | None) -> float | None:
+    return round((last - first) / 1e9, 3) if first is not None and last is not None else None
+
+
+def _shorten(names: list[str], limit: int = 5) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more

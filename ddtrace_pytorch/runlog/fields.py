@@ -1,0 +1,21 @@
+"""Fields of a record as a reader takes them: somebody else's data, in which a wrong type is the same as nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def mapping(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = record.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def text(record: Mapping[str, Any], key: str) -> str:
+    value = record.get(key)
+    return value if isinstance(value, str) else ""
+
+
+def integer(record: Mapping[str, Any], key: str) -> int | None:
+    value = record.get(key)
+    return value if type(value) is int else None
