@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -73,16 +72,13 @@ def gpu() -> Answer:
     """What NVML knows; `device` is the GPU of a process with local rank 0, null where none is visible."""
     from ddtrace_pytorch.identity import device
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            import pynvml
-        except ImportError:
-            return {"count": 0, "why_none": "nvidia-ml-py is not installed"}
+    nvml = device.load_nvml()
+    if nvml is None:
+        return {"count": 0, "why_none": "nvidia-ml-py is not installed"}
     try:
-        pynvml.nvmlInit()
-        count, driver = pynvml.nvmlDeviceGetCount(), pynvml.nvmlSystemGetDriverVersion()
-    except pynvml.NVMLError as error:
+        nvml.nvmlInit()
+        count, driver = nvml.nvmlDeviceGetCount(), nvml.nvmlSystemGetDriverVersion()
+    except nvml.NVMLError as error:
         return {"count": 0, "why_none": f"NVML says: {error}"}
     found = device.find(0, os.environ.get("CUDA_VISIBLE_DEVICES"))
     return {"count": count, "driver": str(driver), "device": None if found is None else asdict(found)}

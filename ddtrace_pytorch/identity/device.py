@@ -121,7 +121,7 @@ def find(local_index: int | None, visible: str | None, nvml: Any = None) -> Devi
     there is no such GPU, no NVML (`nvml` is a module like ``pynvml``, imported here when not given) or no driver;
     never another rank's GPU.
     """
-    library = _load() if nvml is None else nvml
+    library = load_nvml() if nvml is None else nvml
     if library is None:
         return None
     try:
@@ -158,6 +158,18 @@ def with_torch_properties(device: Device, properties: Any) -> Device:
     )
 
 
+def load_nvml() -> Any:
+    """NVML's Python bindings; None where they are not installed."""
+    # The deprecated `pynvml` distribution warns when imported; whoever installed it did not ask us about it.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            import pynvml
+        except ImportError:
+            return None
+    return pynvml
+
+
 @dataclass(frozen=True)
 class _Found:
     """A device CUDA can use: a whole GPU, or with `instance` a slice of `gpu`."""
@@ -191,17 +203,6 @@ def _entry(part: str) -> Entry | None:
     if prefix in ("GPU-", "MIG-") and rest:
         return Entry(uuid=prefix + rest.lower())
     return None
-
-
-def _load() -> Any:
-    # The deprecated `pynvml` distribution warns when imported; whoever installed it did not ask us about it.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            import pynvml
-        except ImportError:
-            return None
-    return pynvml
 
 
 def _ask(nvml: Any, function: str, *arguments: Any) -> Any:
