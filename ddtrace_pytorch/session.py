@@ -149,7 +149,7 @@ class Session:
         self._exporter.close(max(0.1, deadline - time.monotonic()))
 
     def abandon(self) -> None:
-        """In a forked child: the parent's session has no say here."""
+        """In a forked child: the parent's session adopts no spans here."""
         self._parent.unregister()
 
     def leave_store(self) -> None:
@@ -185,7 +185,7 @@ class Session:
         properties = torch.cuda.get_device_properties(index)
         # NVML takes tens of milliseconds, too long for the thread that trains.
         threading.Thread(
-            target=self._know_cuda_device, args=(index, properties), name="ddtrace_pytorch.store", daemon=True
+            target=self._know_cuda_device, args=(index, properties), name="ddtrace_pytorch.device", daemon=True
         ).start()
 
     @safely("name this rank's GPU")
