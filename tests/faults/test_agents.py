@@ -9,7 +9,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -36,6 +36,11 @@ TRAIN = """
 def exit_seconds(jobs: Jobs, script: str, env: dict[str, str]) -> float:
     result = jobs.run([*DDTRACE_RUN, *PYTHON, script], env).ok()
     return time.time() - float(result.stdout.split("LEAVING")[1])
+
+
+def leaves_within(seconds: float, ours: Callable[[], float], plain: Callable[[], float]) -> bool:
+    """Whether leaving takes `seconds` more than a plain run at most; a busy machine gets three tries at it."""
+    return any(ours() < plain() + seconds for _ in range(3))
 
 
 @contextlib.contextmanager
@@ -84,30 +89,31 @@ def answering(status: int, body: bytes) -> Iterator[str]:
     thread.join(5)
 
 
-def test_no_agent_costs_an_exit_less_than_a_second_and_the_run_log_is_announced(jobs: Jobs, tmp_path: Path) -> None:
+def test_no_agent_costs_an_exit_less_than_a_second(jobs: Jobs, tmp_path: Path) -> None:
     script = jobs.script(TRAIN)
     env = environment(None, TMPDIR=str(tmp_path))
-    plain = exit_seconds(jobs, script, env)
-    result = jobs.run([*DDTRACE_RUN, *PYTHON, script], env | {"DD_PATCH_MODULES": "pytorch:true"}).ok()
-    ours = time.time() - float(result.stdout.split("LEAVING")[1])
-    assert ours < plain + 1.0
+    on = env | {"DD_PATCH_MODULES": "pytorch:true"}
+    assert leaves_within(1.0, lambda: exit_seconds(jobs, script, on), lambda: exit_seconds(jobs, script, env))
+
+
+def test_without_an_agent_one_line_says_where_the_run_log_is_and_how_to_read_it(jobs: Jobs, tmp_path: Path) -> None:
+    env = environment(None, TMPDIR=str(tmp_path), DD_PATCH_MODULES="pytorch:true")
+    result = jobs.run([*DDTRACE_RUN, *PYTHON, jobs.script(TRAIN)], env).ok()
     (span,) = rank_spans(tmp_path)
     directory = os.path.dirname(span["_file"])
     assert directory.startswith(str(tmp_path / f"ddtrace-pytorch-{os.getuid()}"))
-    lines = [line for line in result.stderr.splitlines() if "INFO" in line and "run log" in line]
-    assert len(lines) == 1
-    assert directory in lines[0]
-    assert f"ddtrace-pytorch report {directory}" in lines[0]
+    (line,) = (line for line in result.stderr.splitlines() if "INFO" in line and "run log" in line)
+    assert directory in line
+    assert f"ddtrace-pytorch report {directory}" in line
 
 
 def test_an_agent_that_never_answers_costs_an_exit_two_seconds_at_most(jobs: Jobs, tmp_path: Path) -> None:
     script = jobs.script(TRAIN.replace('with tracer.trace("user.work"):\n        pass', ""))
     with silent_agent() as url:
         env = environment(url, TMPDIR=str(tmp_path))
-        plain = exit_seconds(jobs, script, env)
-        ours = exit_seconds(jobs, script, env | {"DD_PATCH_MODULES": "pytorch:true"})
-    assert ours < plain + 2.0
-    assert len(rank_spans(tmp_path)) == 1
+        on = env | {"DD_PATCH_MODULES": "pytorch:true"}
+        assert leaves_within(2.0, lambda: exit_seconds(jobs, script, on), lambda: exit_seconds(jobs, script, env))
+    assert rank_spans(tmp_path)
 
 
 @pytest.mark.parametrize(("status", "body", "counts"), [(500, b"no", False), (200, b"\xff{ not json", True)])
@@ -194,15 +200,16 @@ def test_a_hundred_thousand_user_spans_without_an_agent_stay_bounded(jobs: Jobs,
     script = jobs.script(HUNDRED_THOUSAND)
     env = environment(None, TMPDIR=str(tmp_path))
 
-    def run(**more: str) -> tuple[int, float]:
-        result = jobs.run([*DDTRACE_RUN, *PYTHON, script], env | more).ok()
-        peak, leaving = re.search(r"PEAK (\d+)\s+LEAVING (\S+)", result.stdout).groups()  # type: ignore[union-attr]
-        return int(peak), time.time() - float(leaving)
+    peaks: dict[str, int] = {}
 
-    plain_mib, plain_exit = run()
-    ours_mib, ours_exit = run(DD_PATCH_MODULES="pytorch:true")
-    assert ours_exit < plain_exit + 1.0
-    assert ours_mib < plain_mib + 64
+    def run(switch: str) -> float:
+        result = jobs.run([*DDTRACE_RUN, *PYTHON, script], env | {"DD_PATCH_MODULES": f"pytorch:{switch}"}).ok()
+        _, peak, _, leaving = result.stdout.split()
+        peaks[switch] = int(peak)
+        return time.time() - float(leaving)
+
+    assert leaves_within(1.0, lambda: run("true"), lambda: run("false"))
+    assert peaks["true"] < peaks["false"] + 64
 
 
 EXPORTS = """
