@@ -28,8 +28,8 @@ def tag(spans: list[dict[str, Any]], name: str) -> list[Any]:
     return [span["tags"].get(name) for span in spans]
 
 
-# Four ranks that no launcher gave an id. Rank 0 is instrumented three seconds late the first time; the second time
-# its key of the first time is still in the store that both groups meet in.
+# Four ranks that no launcher gave an id. Rank 0 is instrumented three seconds late the first time. The groups meet
+# under prefixes of their own, so that an earlier key is in sight is for the unit tests of the introduction.
 FOUR = """
     import os, sys, time
     import torch, torch.distributed as dist
