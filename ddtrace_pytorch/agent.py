@@ -6,6 +6,7 @@ parent of every user span, so a trace of its would end with the job.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import socket
@@ -47,21 +48,21 @@ def answers(timeout: float = ANSWER_SECONDS) -> bool:
     address = url()
     if address is None:
         return True
-    parts = urlsplit(address)
-    connection: http.client.HTTPConnection
-    if parts.scheme == "unix":
-        connection = _UnixConnection(parts.path, timeout)
-    elif parts.scheme == "https":
-        connection = http.client.HTTPSConnection(parts.hostname or "localhost", parts.port, timeout=timeout)
-    else:
-        connection = http.client.HTTPConnection(parts.hostname or "localhost", parts.port, timeout=timeout)
     try:
-        connection.request("GET", "/info")
-        return connection.getresponse().status < 500
-    except (OSError, http.client.HTTPException):
+        with contextlib.closing(_connection(address, timeout)) as connection:
+            connection.request("GET", "/info")
+            return connection.getresponse().status < 500
+    except (OSError, http.client.HTTPException, ValueError):
+        # ValueError: nobody can be asked at such an address (port 99999, a host name with an empty label).
         return False
-    finally:
-        connection.close()
+
+
+def _connection(address: str, timeout: float) -> http.client.HTTPConnection:
+    parts = urlsplit(address)
+    if parts.scheme == "unix":
+        return _UnixConnection(parts.path, timeout)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    return kind(parts.hostname or "localhost", parts.port, timeout=timeout)
 
 
 def send(record: SpanRecord) -> None:

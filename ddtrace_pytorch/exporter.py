@@ -20,6 +20,7 @@ from ddtrace_pytorch.clock import Clock
 from ddtrace_pytorch.runlog.writer import MIB, LogUnusable, RunLogFile, RunLogQueue, RunLogWriter, log_directory
 from ddtrace_pytorch.settings import Settings
 from ddtrace_pytorch.spans import SpanRecord
+from ddtrace_pytorch.termination import leave_signals_to_others
 
 ASK_AGAIN_SECONDS = 60.0
 FRESH_SECONDS = 1.0
@@ -94,6 +95,7 @@ class Exporter:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        leave_signals_to_others()
         while not self._closing:
             self._wake.wait()
             self._wake.clear()
@@ -163,6 +165,7 @@ class Exporter:
             self._announce(directory)
         return RunLogWriter(file, self._records)
 
+    @safely("say where the run log is")
     def _announce(self, directory: str) -> None:
         line = (
             f"no Datadog Agent answers at {agent.url()}; the run log is in {directory} "

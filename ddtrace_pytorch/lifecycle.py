@@ -135,7 +135,7 @@ class Lifecycle:
         self.steps.begin_anew()
         if session is not None:
             session.abandon()
-        self._handler.renew()
+        safely("hear signals")(self._handler.renew)()
         self.after_fork()
 
     def _open(self, member: Member) -> Session | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ddtrace_pytorch.border import safely
-from ddtrace_pytorch.termination import SignalPipe
+from ddtrace_pytorch.termination import SignalPipe, leave_signals_to_others
 
 
 @dataclass
@@ -50,13 +50,14 @@ class Pulse:
             self._thread.join(timeout)
 
     def _run(self) -> None:
+        leave_signals_to_others()
         while not self._stopped:
             next_due = min(one.due for one in self._tasks)
             heard = self._pipe.wait(max(0.0, next_due - time.monotonic()))
-            if self._stopped:
-                return
             if heard:
                 self._on_signals(heard)
+            if self._stopped:
+                return
             now = time.monotonic()
             for one in self._tasks:
                 if now >= one.due:

@@ -33,7 +33,7 @@ from ddtrace_pytorch.rank_span import RankSpan
 from ddtrace_pytorch.runlog.schema import SCHEMA_VERSION
 from ddtrace_pytorch.settings import Settings
 from ddtrace_pytorch.spans import End, Fact
-from ddtrace_pytorch.termination import Handler, die, ends_in_default, on_main_thread
+from ddtrace_pytorch.termination import Handler, die, leave_signals_to_others, on_main_thread
 
 BEAT_SECONDS = 1.0
 FIRST_SNAPSHOT_SECONDS = 10.0
@@ -135,13 +135,19 @@ class Session:
             if self._closed:
                 return
             self._closed = True
+            self._handler.hold()
+        try:
+            self._close(end, timeout)
+        finally:
+            self._handler.rest()
+
+    def _close(self, end: End, timeout: float) -> None:
         deadline = time.monotonic() + timeout
         self.leave_store()
         if self._introduced is None:
             self._know(self._introduction.own)
         # Before the span ends: a rotation after that would end it a second time.
         self._pulse.stop(timeout)
-        self._handler.rest()
         if self._terminated and end.error is None:
             end = End("signal:SIGTERM")
         self._exporter.put_span(self.span.finish(self._clock.now(), end))
@@ -165,11 +171,12 @@ class Session:
         said = self._introduced
         return said.job_id if said is not None and said.source == GENERATED else None
 
+    @safely("keep hearing signals")
     def keep_signals(self) -> None:
-        """Take the wakeup descriptor back if asyncio gave it up, at most once a beat. Called where training steps."""
+        """Take back what asyncio's loops give up when they close, at most once a beat. Called where training steps."""
         if self._beats != self._signals_kept_at and threading.current_thread() is threading.main_thread():
             self._signals_kept_at = self._beats
-            self._handler.pipe.attach()
+            self._handler.install()
 
     def learn(self, facts: Mapping[str, Fact]) -> None:
         """Add what was learnt after opening to the span and, as a further identity record, to the run log."""
@@ -190,6 +197,7 @@ class Session:
 
     @safely("name this rank's GPU")
     def _know_cuda_device(self, index: int, properties: Any) -> None:
+        leave_signals_to_others()
         device = devices.find(index, os.environ.get("CUDA_VISIBLE_DEVICES")) or devices.Device("cuda", index)
         self._know_device(devices.with_torch_properties(device, properties))
 
@@ -228,6 +236,7 @@ class Session:
 
     @safely("agree on ids with the other ranks")
     def _introduce(self) -> None:
+        leave_signals_to_others()
         self._know(self._introduction.agree(meanwhile=self._look_for_device))
         self._exporter.wake()
 
@@ -288,6 +297,7 @@ class Session:
 
     def _beat(self) -> None:
         self._beats += 1
+        self._handler.look()
         self._exporter.put({"type": "beat", "ts": self._clock.now(), "seq": self._beats})
         self._exporter.wake()
 
@@ -301,7 +311,7 @@ class Session:
         if signal.SIGTERM not in heard:
             return
         self._terminated = True
-        if ends_in_default(signal.getsignal(signal.SIGTERM)):
+        if self._handler.nobody_else_wants_it():
             self._farewell()
         else:
             self.snapshot()
@@ -310,8 +320,10 @@ class Session:
 
     def _farewell(self) -> None:
         with self._closing:
-            if not self._closed:
-                self._exporter.put_span(self.span.finish(self._clock.now(), End("signal:SIGTERM")))
+            if self._closed:
+                self._handler.hold(signal.SIGTERM)
+                return
+            self._exporter.put_span(self.span.finish(self._clock.now(), End("signal:SIGTERM")))
         self._exporter.drain(FAREWELL_SECONDS)
         die(signal.SIGTERM)
         # Still here: PID 1 of a container, which the kernel spares.
