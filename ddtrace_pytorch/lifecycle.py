@@ -34,6 +34,7 @@ class Lifecycle:
         self._groups = 0
         self._generated_id: str | None = None
         self._lock = threading.Lock()
+        self._opening = threading.Lock()
         self._last_error = getattr(sys, "last_value", None)
         self._hears_multiprocessing = False
         self._forking = threading.local()
@@ -130,6 +131,7 @@ class Lifecycle:
         """The child has no session, whatever its parent has; it may open one of its own."""
         session, self.current = self.current, None
         self._lock = threading.Lock()
+        self._opening = threading.Lock()
         self._groups = 0
         self._hears_multiprocessing = False
         self.steps.begin_anew()
@@ -139,13 +141,15 @@ class Lifecycle:
         self.after_fork()
 
     def _open(self, member: Member) -> Session | None:
-        self.close(End("replaced"))
         settings = load_settings()
-        if not settings.trace_enabled or not tracer.enabled or settings.export == "none":
-            return None
-        session = Session(member, settings, self.instrument, self._handler)
-        session.open()
-        self.current = session
+        # Ranks may be threads of one process: each session takes the place of the one before, and none is forgotten.
+        with self._opening:
+            self.close(End("replaced"))
+            if not settings.trace_enabled or not tracer.enabled or settings.export == "none":
+                return None
+            session = Session(member, settings, self.instrument, self._handler)
+            session.open()
+            self.current = session
         self.steps.begin_anew()
         self._hear_multiprocessing()
         return session
