@@ -149,7 +149,8 @@ class Instrumentation:
         @functools.wraps(original)
         def init_process_group(*args: Any, **kwargs: Any) -> Any:
             try:
-                result = original(*args, **kwargs)
+                with lifecycle.rendezvous():
+                    result = original(*args, **kwargs)
             except BaseException as error:
                 lifecycle.group_failed(distributed, error, _arguments(original, args, kwargs))
                 raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import multiprocessing.util
 import os
@@ -40,6 +41,10 @@ class Lifecycle:
         self._forking = threading.local()
         self._handler = Handler()
         on_main_thread(self._handler.install)
+
+    def rendezvous(self) -> contextlib.AbstractContextManager[None]:
+        """Around the making of a process group, which may wait for its peers for minutes."""
+        return self._handler.stand_aside()
 
     @safely("open a session for the process group")
     def group_made(self, distributed: Any) -> None:

@@ -11,6 +11,7 @@ once. What then happens depends on who else wants the signal:
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -21,7 +22,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -253,6 +254,21 @@ class Handler:
         held, self._held = self._held, None
         if held is not None:
             die(held)
+
+    @contextlib.contextmanager
+    def stand_aside(self) -> Iterator[None]:
+        """While a rendezvous may block in C++ and nobody listens yet: the signal kills at once, as it would without
+        ddtrace, whose Python handler could not run."""
+        present: Any = signal.getsignal(signal.SIGTERM)
+        if self._listening or present == signal.SIG_DFL or not ends_in_default(present):
+            yield
+            return
+        handler = _libc.signal(signal.SIGTERM, None)
+        try:
+            yield
+        finally:
+            if signal.getsignal(signal.SIGTERM) is present:
+                _libc.signal(signal.SIGTERM, handler)
 
     def renew(self) -> None:
         """In a forked child: a pipe that is not shared with the parent."""

@@ -310,3 +310,20 @@ def test_terminating_torchrun_itself_closes_every_rank(agent: Agent, jobs: Jobs,
     job.process.send_signal(signal.SIGTERM)
     job.wait(40)
     assert [span["meta"]["pytorch.end_reason"] for span in agent.ranks()] == ["signal:SIGTERM"] * 2
+
+
+LONELY = (
+    INIT
+    + """
+    say("waiting")
+    dist.init_process_group("gloo", world_size=2, rank=1)
+"""
+)
+
+
+def test_a_rendezvous_nobody_comes_to_can_be_terminated(agent: Agent, jobs: Jobs, tmp_path: Path) -> None:
+    pair = Pair(jobs, agent, tmp_path / "log", LONELY, world_size=1)
+    pair.says("waiting")
+    until(lambda: blocked_in_cpp(pair.ranks[0]), 30, "it is blocked")
+    pair.terminate()
+    assert pair.ranks[0].wait(10).returncode == -signal.SIGTERM
