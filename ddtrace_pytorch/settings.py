@@ -25,6 +25,11 @@ def _optional_text(raw: str) -> str | None:
     return raw.strip() or None
 
 
+def _optional_path(raw: str) -> str | None:
+    # No shell expands the tilde in a container's or a YAML file's environment.
+    return os.path.expanduser(raw.strip()) or None
+
+
 def _boolean(raw: str) -> bool:
     word = raw.strip().lower()
     if word in ("1", "true", "yes", "on"):
@@ -146,7 +151,7 @@ TABLE: tuple[Setting, ...] = (
     Setting(
         "DD_PYTORCH_LOG_DIR",
         "log_dir",
-        _optional_text,
+        _optional_path,
         "",
         "Directory of the run log; setting it also makes `auto` write the run log beside an answering Agent.",
     ),

@@ -155,3 +155,8 @@ def test_the_default_log_directory_is_this_users_own(tmp_path: Path, monkeypatch
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert default_log_root() == str(tmp_path / f"ddtrace-pytorch-{os.getuid()}")
     assert load({}).log_root == default_log_root()
+
+
+def test_a_tilde_in_the_log_directory_is_the_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert load({"DD_PYTORCH_LOG_DIR": " ~/runs "}).log_dir == "/home/somebody/runs"
