@@ -49,7 +49,7 @@ class Exporter:
         self._identity = identity
         self._run_ids = run
         self._records = RunLogQueue()
-        self._spans: deque[SpanRecord] = deque(maxlen=SPANS_HELD)
+        self._spans: deque[SpanRecord] = deque()
         self._spans_lost = 0
         self._agent_answers: bool | None = None
         self._asked_at = 0.0
@@ -70,8 +70,6 @@ class Exporter:
     def put_span(self, span: SpanRecord, partial: bool = False) -> None:
         """Queue one span for the Agent and, unless it is a snapshot, for the run log."""
         if self._settings.to_agent:
-            if len(self._spans) == SPANS_HELD:
-                self._spans_lost += 1
             self._spans.append(span)
         if not partial:
             self._records.put(span.as_log_record())
@@ -108,12 +106,17 @@ class Exporter:
             self._drains.popleft().set()
         if self._log is not None:
             self._log.close()
+        elif self._spans_lost or self._spans:
+            warn_once(f"{self._spans_lost + len(self._spans)} spans were not sent: no Agent answers at {agent.url()}")
 
     @safely("export what was recorded")
     def _work(self, last: bool) -> None:
         self._ask(FRESH_SECONDS if last else ASK_AGAIN_SECONDS)
         while self._agent_answers and self._spans:
             _send(self._spans.popleft())
+        while len(self._spans) > SPANS_HELD:
+            self._spans.popleft()
+            self._spans_lost += 1
         # Before the log: a full or frozen disk must not keep the Agent waiting.
         if last and self._agent_answers:
             agent.flush()
