@@ -35,7 +35,10 @@ NAME = "ddtrace-pytorch"
 NEEDED = {"ddtrace": ">=4.14", "wrapt": ">=1.17,<3", "nvidia-ml-py": ">=12"}
 
 SWITCHES = ("DD_PATCH_MODULES", "DD_TRACE_PYTORCH_ENABLED", "TORCH_DEVICE_BACKEND_AUTOLOAD", "DD_TRACE_AGENT_URL")
-SWITCH_ON = "set DD_PATCH_MODULES=pytorch:true in the job's environment and start it with ddtrace-run"
+SWITCH_ON = (
+    "set DD_PATCH_MODULES=pytorch:true in the job's environment and start it with ddtrace-run "
+    "(unless the training script itself calls ddtrace_pytorch.patch(), which can't be seen from here)"
+)
 DOORS = {"pth": "the start-up file", "torch.backends": "the torch.backends entry point"}
 
 GOOD, BAD, NOTE = "good", "bad", "note"
@@ -172,12 +175,13 @@ def _doors(facts: Facts) -> Iterator[Line]:
     if "error" in torch:
         return
     if torch["door"] and torch["finder"]:
-        yield GOOD, f"`import torch` in a fresh interpreter: opened by {DOORS.get(torch['door'], torch['door'])}"
+        by = DOORS.get(torch["door"], torch["door"])
+        yield GOOD, f"`import torch` in a fresh interpreter loads this package, by {by}"
     else:
         reopen = " and unset TORCH_DEVICE_BACKEND_AUTOLOAD" if autoload == "0" else ""
         yield (
             BAD,
-            "`import torch` in a fresh interpreter: no door opened, so ddtrace would use its own built-in integration",
+            "`import torch` in a fresh interpreter does not load this package; ddtrace would use its own integration",
             f"pip install --force-reinstall {NAME}{reopen}, or call ddtrace_pytorch.patch() in the training script",
         )
 
@@ -185,23 +189,33 @@ def _doors(facts: Facts) -> Iterator[Line]:
 def _instrumentation(facts: Facts) -> Iterator[Line]:
     answer, chosen = facts.answers["instrumentation"], facts.settings
     asked = [f"{name}={facts.environ[name]}" for name in SWITCHES[:2] if name in facts.environ]
-    asked_text = " and ".join(asked) or "neither DD_PATCH_MODULES nor DD_TRACE_PYTORCH_ENABLED is set"
+    asked_text = " and ".join(asked)
     if "error" in answer:
         if "error" not in facts.answers["torch"]:
-            yield BAD, f"ddtrace-run could not be tried: {answer['error']}", "mend ddtrace-run, or reinstall ddtrace"
+            yield BAD, f"ddtrace-run could not be tried: {answer['error']}", _ddtrace_broken(facts, answer["error"])
+        elif not _asked(facts.environ):
+            yield BAD, f"off under ddtrace-run: {_not_asked(asked)}", SWITCH_ON
         return
-    if not chosen.trace_enabled:
-        yield BAD, "DD_TRACE_ENABLED turns all tracing off", "unset DD_TRACE_ENABLED"
+    # As ddtrace reads it, which is narrower than our own reading: `yes`, or nothing at all, turns its tracing off.
+    enabled = facts.environ.get("DD_TRACE_ENABLED", "true").strip()
+    off = enabled.lower() not in ("true", "1")
+    if off:
+        yield (
+            BAD,
+            f"DD_TRACE_ENABLED={enabled} turns all tracing off: ddtrace takes anything but true and 1 for false",
+            "unset DD_TRACE_ENABLED",
+        )
     if chosen.export == "none":
         yield BAD, "DD_PYTORCH_EXPORT=none: nothing is recorded", "unset DD_PYTORCH_EXPORT"
     if answer["on"]:
-        yield GOOD, f"on under ddtrace-run ({asked_text})"
+        if not off:
+            yield GOOD, f"on under ddtrace-run ({asked_text})" if asked else "on under ddtrace-run"
         return
     if answer["built_in"]:
-        yield BAD, "under ddtrace-run, ddtrace's own built-in integration is on instead", "open a door (see above)"
+        yield BAD, "under ddtrace-run, ddtrace's own built-in integration is on instead", "see Loading, above"
     elif not _asked(facts.environ):
-        yield BAD, f"off under ddtrace-run: {asked_text}", SWITCH_ON
-    elif chosen.trace_enabled:
+        yield BAD, f"off under ddtrace-run: {_not_asked(asked)}", SWITCH_ON
+    elif not off:
         yield (
             BAD,
             f"off under ddtrace-run, though {asked_text} asks for it",
@@ -209,6 +223,18 @@ def _instrumentation(facts: Facts) -> Iterator[Line]:
         )
     for line in answer["stderr"]:
         yield NOTE, f"on stderr: {line}"
+
+
+def _not_asked(switches: list[str]) -> str:
+    if not switches:
+        return "neither DD_PATCH_MODULES nor DD_TRACE_PYTORCH_ENABLED is set"
+    return " and ".join(switches) + f" {'do' if len(switches) > 1 else 'does'} not ask for pytorch"
+
+
+def _ddtrace_broken(facts: Facts, error: str) -> str:
+    """What to do about a ddtrace that fails at once: most often it refuses the Agent's address."""
+    url = facts.environ.get("DD_TRACE_AGENT_URL", "").strip()
+    return "correct or unset DD_TRACE_AGENT_URL" if url and url in error else "pip install --force-reinstall ddtrace"
 
 
 def _asked(environ: Mapping[str, str]) -> bool:
@@ -226,7 +252,7 @@ def _agent(facts: Facts) -> Iterator[Line]:
         yield NOTE, f"not used: DD_PYTORCH_EXPORT={export}"
     elif "error" in answer:
         text = f"could not be asked: {answer['error']}"
-        yield (BAD, text, "reinstall ddtrace") if facts.packages["ddtrace"] else (NOTE, text)
+        yield (BAD, text, _ddtrace_broken(facts, answer["error"])) if facts.packages["ddtrace"] else (NOTE, text)
     elif answer["url"] is None:
         yield NOTE, "none in between: ddtrace sends to the intake itself"
     elif answer["answers"]:
@@ -305,14 +331,14 @@ def _settings(facts: Facts) -> Iterator[Line]:
             yield NOTE, f"{variable}={value}"
             told = True
     for complaint in complaints:
-        yield BAD, complaint, f"mend or unset {complaint.partition('=')[0]}"
+        yield BAD, complaint, f"correct or unset {complaint.partition('=')[0]}"
     if not told and not complaints:
         yield GOOD, "all at their defaults"
 
 
 RULES: dict[str, Callable[[Facts], Iterator[Line]]] = {
     "Versions": _versions,
-    "Doors into ddtrace": _doors,
+    "Loading": _doors,
     "Instrumentation": _instrumentation,
     "Agent": _agent,
     "Run log": _log,
@@ -351,7 +377,7 @@ def render(checks: list[Check], console: Console) -> None:
     console.print()
     things = todo(checks)
     if not things:
-        console.print(Text("What to do: nothing. `ddtrace-run python train.py` would be traced from here."))
+        console.print(Text("What to do: nothing. `ddtrace-run torchrun train.py` would be traced from here."))
     elif len(things) == 1:
         console.print(Text(f"What to do: {visible(things[0])}"), soft_wrap=True)
     else:
@@ -360,7 +386,7 @@ def render(checks: list[Check], console: Console) -> None:
             console.print(Text(f"  {number}. {visible(thing)}"), soft_wrap=True)
 
 
-@click.command()
+@click.command(short_help="Would a job started from here be traced?")
 @click.option("--json", "as_json", is_flag=True, help="Print the checks as JSON.")
 @click.pass_context
 def doctor(context: click.Context, as_json: bool) -> None:

@@ -34,7 +34,7 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="ddtrace-pytorch")
 def cli() -> None:
-    """What a distributed PyTorch job did, from its run log."""
+    """Would a distributed PyTorch job be traced, and what did one do?"""
 
 
 def main() -> None:

@@ -169,7 +169,7 @@ def _duration(seconds: float | None) -> str:
     return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s"
 
 
-@click.command()
+@click.command(short_help="What became of a job and its ranks, from its run log.")
 @click.argument("directory", metavar="[DIR]", required=False)
 @click.option("--job", metavar="ID", help="The job to report; otherwise the newest.")
 @click.option(
@@ -184,14 +184,23 @@ def report(directory: str | None, job: str | None, attempt: str, as_json: bool) 
     """Ranks, hosts, GPUs, attempts, how each rank ended, and what was dropped.
 
     DIR holds run logs at any depth: a log root, one job, one run, or several hosts' copies. Without it, that is
-    DD_PYTORCH_LOG_DIR or the directory that run logs go to when nobody says.
+    DD_PYTORCH_LOG_DIR or, where that is not set, ddtrace-pytorch-<user id> in the temporary directory.
     """
-    place = directory or settings.load().log_root
+    chosen = settings.load()
+    place = directory or chosen.log_root
     try:
         found = scan(place)
     except FileNotFoundError:
-        why = "" if directory else " (where run logs go when nobody says)"
-        raise NotThere(f"no directory {place}{why}; give the one that DD_PYTORCH_LOG_DIR had in the job") from None
+        if directory:
+            text = f"no directory {place}; give the one that DD_PYTORCH_LOG_DIR had in the job"
+        elif chosen.log_dir:
+            text = f"no directory {place}, which DD_PYTORCH_LOG_DIR names; no job has written there yet"
+        else:
+            text = (
+                f"no directory {place}, where run logs go when DD_PYTORCH_LOG_DIR is not set; give the one that it had "
+                "in the job (without it, a job whose Agent answers writes no run log)"
+            )
+        raise NotThere(text) from None
     except NotADirectoryError:
         raise NotThere(f"{place} is a file; give the directory it is in") from None
     except OSError as error:

@@ -205,7 +205,7 @@ def summarise(found: Scan, job: str | None = None, attempt: str = "last") -> Rep
         begun[log.job] = max(begun[log.job], integer(log.identity, "ts") or 0)
     ids = sorted(begun, key=lambda id: begun[id], reverse=True)
     if job is not None and job not in begun:
-        raise NotThere(f"no job {job} in {found.directory}; it has {_shorten(ids)}")
+        raise NotThere(f"no job {job} in {found.directory}; the jobs there: {_shorten(ids)}")
     chosen = ids[0] if job is None else job
 
     attempts = _attempts([log for log in logs if log.job == chosen])

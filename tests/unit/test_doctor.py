@@ -139,6 +139,12 @@ def test_a_torch_that_does_not_import_is_told_once() -> None:
     assert "No module named 'torch'" in fault.text
 
 
+def test_without_torch_it_still_says_that_nobody_asked() -> None:
+    missing = {"error": "ModuleNotFoundError: No module named 'torch'"}
+    todos = todo(examine(facts({"DD_PATCH_MODULES": ""}, torch=missing, instrumentation=missing)))
+    assert todos == ["install a torch that imports with this Python", doctor.SWITCH_ON]
+
+
 def test_one_door_is_enough() -> None:
     assert todo(examine(replace(facts(torch={"door": "torch.backends"}), pth=None))) == []
     assert todo(examine(replace(facts(), entry_point=False))) == []
@@ -146,14 +152,14 @@ def test_one_door_is_enough() -> None:
 
 def test_a_shut_door_is_told_and_no_door_is_a_fault() -> None:
     shut = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    lines = about("Doors into ddtrace", facts(shut))
+    lines = about("Loading", facts(shut))
     assert [check.state for check in lines] == [GOOD, NOTE, GOOD]
     none = replace(facts(shut, torch={"door": None, "finder": False}), pth=None)
     assert "unset TORCH_DEVICE_BACKEND_AUTOLOAD" in (only_fault(none).todo or "")
 
 
 def test_an_old_torch_does_not_use_the_entry_point() -> None:
-    lines = about("Doors into ddtrace", facts(torch={"version": "2.4.1"}))
+    lines = about("Loading", facts(torch={"version": "2.4.1"}))
     assert [check.state for check in lines] == [GOOD, NOTE, GOOD]
 
 
@@ -166,12 +172,32 @@ def test_an_old_torch_does_not_use_the_entry_point() -> None:
         ({"DD_PATCH_MODULES": "requests:true", "DD_TRACE_PYTORCH_ENABLED": "true"}, "DD_TRACE_DEBUG=true"),
         ({"DD_PATCH_MODULES": "redis:true,pytorch:1"}, "DD_TRACE_DEBUG=true"),
         ({"DD_TRACE_ENABLED": "false"}, "unset DD_TRACE_ENABLED"),
+        ({"DD_TRACE_ENABLED": "yes"}, "unset DD_TRACE_ENABLED"),
+        ({"DD_TRACE_ENABLED": ""}, "unset DD_TRACE_ENABLED"),
     ],
 )
 def test_off_is_a_fault_that_says_what_switches_it_on(environ: dict[str, str], switched_on_by: str) -> None:
     fault = only_fault(facts(environ, instrumentation={"on": False}))
     assert fault.topic == "Instrumentation"
     assert switched_on_by in (fault.todo or "")
+
+
+def test_a_switch_that_does_not_ask_is_shown_as_such() -> None:
+    fault = only_fault(facts({"DD_PATCH_MODULES": "pytorch:yes"}, instrumentation={"on": False}))
+    assert fault.text == "off under ddtrace-run: DD_PATCH_MODULES=pytorch:yes does not ask for pytorch"
+
+
+@pytest.mark.parametrize(
+    ("error", "do"),
+    [
+        ("ValueError: Unsupported protocol 'x' in intake URL 'x://y'", "correct or unset DD_TRACE_AGENT_URL"),
+        ("ImportError: broken", "pip install --force-reinstall ddtrace"),
+    ],
+)
+def test_a_ddtrace_that_fails_is_told_from_an_address_it_refuses(error: str, do: str) -> None:
+    broken = {"error": error}
+    found = facts({"DD_TRACE_AGENT_URL": "x://y"}, instrumentation=broken, agent=broken)
+    assert todo(examine(found)) == [do]
 
 
 def test_what_the_failed_try_said_is_shown() -> None:
@@ -228,7 +254,7 @@ def test_a_missing_gpu_is_no_fault() -> None:
 
 def test_a_setting_that_cannot_be_read_is_a_fault_and_others_are_shown() -> None:
     found = facts({"DD_PYTORCH_LOG_MAX_MB": "lots", "DD_PYTORCH_SERVICE": "trainer"})
-    assert only_fault(found).todo == "mend or unset DD_PYTORCH_LOG_MAX_MB"
+    assert only_fault(found).todo == "correct or unset DD_PYTORCH_LOG_MAX_MB"
     assert "DD_PYTORCH_SERVICE=trainer" in [check.text for check in about("Settings", found)]
 
 

@@ -336,6 +336,15 @@ def command(*args, **env):
     )
 
 
+def test_a_missing_usual_place_is_told_from_one_that_was_named(tmp_path):
+    missing = str(tmp_path / "missing")
+    named = command("report", DD_PYTORCH_LOG_DIR=missing)
+    usual = command("report", DD_PYTORCH_LOG_DIR="", TMPDIR=str(tmp_path))
+    assert (named.returncode, usual.returncode) == (2, 2)
+    assert f"no directory {missing}, which DD_PYTORCH_LOG_DIR names" in named.stderr.decode()
+    assert "where run logs go when DD_PYTORCH_LOG_DIR is not set" in usual.stderr.decode()
+
+
 def test_the_command_reads_the_log_directory_of_the_environment(tmp_path):
     write_rank(tmp_path, 0)
     result = command("report", DD_PYTORCH_LOG_DIR=str(tmp_path))
