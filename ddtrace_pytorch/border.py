@@ -20,7 +20,8 @@ def warn_once(message: str, *, exc_info: bool = False) -> None:
     """Log `message` as a warning the first time this process says it."""
     if message not in _said:
         _said.add(message)
-        log.warning(message, exc_info=exc_info)
+        # Most training scripts set up no logging, and then the logger's name is not shown.
+        log.warning("ddtrace_pytorch: %s", message, exc_info=exc_info)
 
 
 def _complain(what: str, error: Exception) -> None:

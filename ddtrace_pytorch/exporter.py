@@ -164,7 +164,7 @@ class Exporter:
             self._log_refused = True
             warn_once(f"no run log: {reason}")
             return None
-        if settings.export == "auto" and not self._agent_answers and self._rank == 0:
+        if settings.export == "auto" and not self._agent_answers and self._rank == settings.log_ranks.first:
             self._announce(directory)
         return RunLogWriter(file, self._records)
 

@@ -17,7 +17,8 @@ from ddtrace.trace import tracer
 
 from ddtrace_pytorch.border import safely
 from ddtrace_pytorch.identity import job as jobs
-from ddtrace_pytorch.session import Member, Session
+from ddtrace_pytorch.identity.describe import Member
+from ddtrace_pytorch.session import Session
 from ddtrace_pytorch.settings import load as load_settings
 from ddtrace_pytorch.spans import End, Fact
 from ddtrace_pytorch.termination import Handler, on_main_thread

@@ -7,30 +7,26 @@ ours into training.
 from __future__ import annotations
 
 import os
-import platform
 import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import ddtrace
-
 from ddtrace_pytorch import parenthood
-from ddtrace_pytorch._version import __version__
 from ddtrace_pytorch.border import safely, warn_once
 from ddtrace_pytorch.clock import Clock
 from ddtrace_pytorch.exporter import Exporter
+from ddtrace_pytorch.identity import describe, runtime
 from ddtrace_pytorch.identity import device as devices
 from ddtrace_pytorch.identity import job as jobs
-from ddtrace_pytorch.identity import runtime
+from ddtrace_pytorch.identity.describe import Member
 from ddtrace_pytorch.identity.introduction import GENERATED, Introduced, Introduction
 from ddtrace_pytorch.pulse import Pulse, task
 from ddtrace_pytorch.rank_span import RankSpan
-from ddtrace_pytorch.runlog.schema import SCHEMA_VERSION
 from ddtrace_pytorch.settings import Settings
 from ddtrace_pytorch.spans import End, Fact
 from ddtrace_pytorch.termination import Handler, die, leave_signals_to_others, on_main_thread
@@ -42,23 +38,6 @@ CLOSE_SECONDS = 2.0
 FAREWELL_SECONDS = 1.8
 # Of a close: for the thread that may be waiting in the store. A store whose host is frozen never answers.
 STORE_SECONDS = 0.8
-
-
-@dataclass(frozen=True)
-class Member:
-    """This process' place in a process group. A single process is rank 0 of 1 without backend and store."""
-
-    rank: int
-    world_size: int
-    backend: str | None = None
-    store: Any | None = None
-    # How many groups this process had before, and the job id that was made up for them, if one was.
-    ordinal: int = 0
-    generated_id: str | None = None
-    # False where a rendezvous failed before this process knew which rank of how many it is.
-    place_known: bool = True
-    # torch's device index, where the user's code has already chosen one.
-    device_index: int | None = None
 
 
 class Session:
@@ -84,7 +63,7 @@ class Session:
             service=settings.service,
             rank=member.rank,
             start=self._clock.now(),
-            facts=self._opening_facts(environ, instrument),
+            facts=describe.opening_facts(member, self._job, self._host, instrument, environ, sys.modules.get("torch")),
             parent=parent,
             link=link,
         )
@@ -207,33 +186,6 @@ class Session:
             warn_once(complaint)
         self.learn(device.tags(self._host))
 
-    def _opening_facts(self, environ: Mapping[str, str], instrument: str) -> dict[str, Fact]:
-        job = self._job
-        facts: dict[str, Fact] = {
-            "component": "pytorch",
-            "framework": "none",
-            "host": self._host,
-            "pytorch.node": self._host,
-            "pytorch.instrument": instrument,
-            **job.ids,
-            **job.tags,
-            **runtime.environment_facts(environ),
-        }
-        torch = sys.modules.get("torch")
-        if torch is not None:
-            facts |= runtime.torch_facts(torch)
-        optional = {
-            "launcher": job.launcher,
-            "pytorch.attempt": None if job.attempt is None else str(job.attempt),
-            "torch.distributed.backend": self.member.backend,
-        }
-        facts |= {name: value for name, value in optional.items() if value is not None}
-        if self.member.place_known:
-            facts |= {"rank": self.member.rank, "world_size": self.member.world_size}
-        if job.id is not None:
-            facts |= _job_tags(job.id, job.source or "")
-        return facts
-
     @safely("agree on ids with the other ranks")
     def _introduce(self) -> None:
         leave_signals_to_others()
@@ -244,7 +196,7 @@ class Session:
         if self._introduced is not None:
             return  # heard after the session had to go on without it
         self._introduced = said
-        self.span.learn({**_job_tags(said.job_id, said.source), "pytorch.incarnation": said.incarnation})
+        self.span.learn(describe.introduced_facts(said))
 
     @safely("find this rank's device")
     def _look_for_device(self) -> None:
@@ -264,36 +216,16 @@ class Session:
         return None if said is None else (said.job_id, said.incarnation)
 
     def _identity(self) -> dict[str, Any]:
-        job, said, device = self._job, self._introduced, self._device
-        now = self._clock.now()
-        return {
-            "type": "identity",
-            "schema": SCHEMA_VERSION,
-            "ts": now,
-            "mono": self._clock.monotonic(now),
-            "rank": self.member.rank,
-            "world_size": self.member.world_size,
-            "host": self._host,
-            "node": self._host,
-            "pid": os.getpid(),
-            "source": "trainer",
-            "job": {
-                "id": said.job_id if said else job.id,
-                "source": said.source if said else job.source,
-                "attempt": job.attempt,
-                "incarnation": said.incarnation if said else None,
-                "launcher": job.launcher,
-                "ids": job.ids,
-            },
-            "device": None if device is None else device.tags(self._host),
-            "tags": self.span.facts(),
-            "versions": {
-                "ddtrace_pytorch": __version__,
-                "ddtrace": ddtrace.__version__,
-                "torch": str(getattr(sys.modules.get("torch"), "__version__", "")),
-                "python": platform.python_version(),
-            },
-        }
+        return describe.identity_record(
+            self.member,
+            self._job,
+            self._introduced,
+            self._device,
+            self._host,
+            self.span.facts(),
+            self._clock,
+            sys.modules.get("torch"),
+        )
 
     def _beat(self) -> None:
         self._beats += 1
@@ -329,7 +261,3 @@ class Session:
         # Still here: PID 1 of a container, which the kernel spares.
         self._terminated = False
         self.span.reopen(self._clock.now())
-
-
-def _job_tags(job_id: str, source: str) -> dict[str, Fact]:
-    return {"training_job.id": job_id, "job_id": job_id, "training_job.id.source": source}

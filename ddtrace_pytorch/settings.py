@@ -30,18 +30,14 @@ def _optional_path(raw: str) -> str | None:
     return os.path.expanduser(raw.strip()) or None
 
 
-def _boolean(raw: str) -> bool:
-    word = raw.strip().lower()
-    if word in ("1", "true", "yes", "on"):
-        return True
-    if word in ("0", "false", "no", "off"):
-        return False
-    raise BadValue("true or false")
+def _as_ddtrace(raw: str) -> bool:
+    """ddtrace's reading of its own switches: anything but these two words is false."""
+    return raw.strip().lower() in ("true", "1")
 
 
 def _number(low: float, high: float) -> Callable[[str], float]:
     def parse(raw: str) -> float:
-        accepted = f"a number from {low:g} to {high:g}"
+        accepted = f"a number from {low:.10g} to {high:.10g}"
         try:
             value = float(raw)
         except ValueError:
@@ -75,6 +71,11 @@ class RankChoice:
         if self.every:
             return rank % self.every == 0
         return not self.ranges or any(rank in numbers for numbers in self.ranges)
+
+    @property
+    def first(self) -> int:
+        """The lowest of them: the one that speaks for all."""
+        return min((numbers.start for numbers in self.ranges), default=0)
 
 
 def _ranks(raw: str) -> RankChoice:
@@ -126,7 +127,9 @@ TABLE: tuple[Setting, ...] = (
         "Service of our spans; otherwise DD_SERVICE, otherwise `pytorch`.",
     ),
     Setting("DD_SERVICE", "dd_service", _optional_text, "", "ddtrace's own service name, used when ours is not set."),
-    Setting("DD_TRACE_ENABLED", "trace_enabled", _boolean, "true", "ddtrace's own switch; `false` also turns us off."),
+    Setting(
+        "DD_TRACE_ENABLED", "trace_enabled", _as_ddtrace, "true", "ddtrace's own switch; `false` also turns us off."
+    ),
     Setting(
         "DD_PYTORCH_EXPORT",
         "export",

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ddtrace_pytorch.border import log
+from ddtrace_pytorch.border import warn_once
 from ddtrace_pytorch.identity.job import Job
 
 GENERATED = "generated"
@@ -87,9 +87,8 @@ class Introduction:
             return self._listen(own)
         except Exception as error:
             # Stores raise their own kinds (a vanished host, a closed client); alone is then the honest answer.
-            log.warning(
-                "the process group's store did not let the ranks agree on an id; this rank's is its own (%s)", error
-            )
+            why = next(iter(str(error).splitlines()), type(error).__name__)[:200]
+            warn_once(f"the process group's store did not let the ranks agree on an id; this rank's is its own ({why})")
             return own
         finally:
             self._store = None
@@ -107,9 +106,7 @@ class Introduction:
             if self._hurry.is_set():
                 deadline = min(deadline, time.monotonic() + LAST_LOOK_SECONDS)
             if time.monotonic() >= deadline:
-                log.warning(
-                    "rank 0 said no job id and no incarnation; this rank (%d) goes on under its own", self._rank
-                )
+                warn_once(f"rank 0 said no job id and no incarnation; rank {self._rank} goes on under its own")
                 return own
             self._hurry.wait(pause)
             if self._hurry.is_set():

@@ -21,7 +21,7 @@ def test_a_warning_is_said_once_and_another_one_still(caplog: pytest.LogCaptureF
     first, second = fresh("first"), fresh("second")
     for message in (first, second, first, second):
         warn_once(message)
-    assert caplog.messages == [first, second]
+    assert caplog.messages == [f"ddtrace_pytorch: {first}", f"ddtrace_pytorch: {second}"]
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
     assert {record.name for record in caplog.records} == {"ddtrace_pytorch"}
 

@@ -46,6 +46,7 @@ def test_every_row_fills_a_field_of_its_own_and_says_what_it_means() -> None:
         ("DD_TRACE_ENABLED", "0", "trace_enabled", False),
         ("DD_TRACE_ENABLED", "False", "trace_enabled", False),
         ("DD_TRACE_ENABLED", " TRUE ", "trace_enabled", True),
+        ("DD_TRACE_ENABLED", "yes", "trace_enabled", False),  # ddtrace's reading, not ours
         ("DD_PYTORCH_EXPORT", "Both", "export", "both"),
         ("DD_PYTORCH_ROTATION_SECONDS", "0.05", "rotation_seconds", 0.05),
         ("DD_PYTORCH_ROTATION_SECONDS", "1e2", "rotation_seconds", 100.0),
@@ -88,7 +89,7 @@ def test_our_own_service_wins_over_ddtraces() -> None:
 @pytest.mark.parametrize(
     ("variable", "raw", "accepted"),
     [
-        ("DD_TRACE_ENABLED", "perhaps", "true or false"),
+        ("DD_PYTORCH_LOG_MAX_MB", "1e9", "from 1 to 1048576"),
         ("DD_PYTORCH_EXPORT", "carrier pigeon", "auto, agent, local, both, none"),
         ("DD_PYTORCH_ROTATION_SECONDS", "ten", "a number from 0.01 to 86400"),
         ("DD_PYTORCH_ROTATION_SECONDS", "0", "a number from 0.01 to 86400"),
@@ -160,3 +161,10 @@ def test_the_default_log_directory_is_this_users_own(tmp_path: Path, monkeypatch
 def test_a_tilde_in_the_log_directory_is_the_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/somebody")
     assert load({"DD_PYTORCH_LOG_DIR": " ~/runs "}).log_dir == "/home/somebody/runs"
+
+
+@pytest.mark.parametrize(("text", "first"), [("all", 0), ("%8", 0), ("3", 3), ("8-15,5", 5)])
+def test_the_first_chosen_rank_speaks_for_all(text: str, first: int) -> None:
+    ranks = load({"DD_PYTORCH_LOG_RANKS": text}).log_ranks
+    assert ranks.first == first
+    assert ranks.first in ranks
