@@ -32,8 +32,9 @@ class Site:
         (self.packages / "zz_outer.pth").write_text(f"{outer}\n")
 
     def install(self, *arguments: str) -> Site:
-        command = [*PYTHON, "-m", "pip", "--python", self.python, "install", "--quiet", "--no-deps", "--no-index"]
-        run_here([*command, "--no-build-isolation", *arguments])
+        """`pip install` that takes what lies behind for nothing: a copy of ours over there is no reason to stop."""
+        pip = [*PYTHON, "-m", "pip", "--python", self.python, "install"]
+        run_here([*pip, "--quiet", "--no-deps", "--ignore-installed", *arguments])
         return self
 
 
