@@ -128,7 +128,11 @@ TABLE: tuple[Setting, ...] = (
     ),
     Setting("DD_SERVICE", "dd_service", _optional_text, "", "ddtrace's own service name, used when ours is not set."),
     Setting(
-        "DD_TRACE_ENABLED", "trace_enabled", _as_ddtrace, "true", "ddtrace's own switch; `false` also turns us off."
+        "DD_TRACE_ENABLED",
+        "trace_enabled",
+        _as_ddtrace,
+        "true",
+        "ddtrace's own switch; anything but `true` and `1` also turns us off.",
     ),
     Setting(
         "DD_PYTORCH_EXPORT",
