@@ -225,6 +225,7 @@ class Session:
             self.span.facts(),
             self._clock,
             sys.modules.get("torch"),
+            self._settings.log_ranks.text,
         )
 
     def _beat(self) -> None:

@@ -78,7 +78,8 @@ class RankChoice:
         return min((numbers.start for numbers in self.ranges), default=0)
 
 
-def _ranks(raw: str) -> RankChoice:
+def rank_choice(raw: str) -> RankChoice:
+    """The ranks that the text of DD_PYTORCH_LOG_RANKS chooses; :class:`BadValue` if it can't be read."""
     text = raw.strip().lower()
     if text == "all":
         return RankChoice(text)
@@ -172,7 +173,7 @@ TABLE: tuple[Setting, ...] = (
     Setting(
         "DD_PYTORCH_LOG_RANKS",
         "log_ranks",
-        _ranks,
+        rank_choice,
         "all",
         "Ranks that write a run log: `all`, `0,8-15` or `%8` (every eighth).",
     ),

@@ -14,11 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 from ddtrace_pytorch import settings
-from ddtrace_pytorch.cli.summary import Attempt, NotReadable, NotThere, Rank, Report, compact, summarise
+from ddtrace_pytorch.cli.summary import Attempt, Job, NotReadable, NotThere, Rank, Report, compact, summarise
 from ddtrace_pytorch.cli.terminal import standard_output, visible
 from ddtrace_pytorch.runlog.reader import scan
 
+JOB_ROWS = 10
 RANK_ROWS = 32
+RANGES_SHOWN = 8
 NOTE_ROWS = 20
 MESSAGE_SHOWN = 500
 
@@ -26,7 +28,9 @@ MESSAGE_SHOWN = 500
 def render(report: Report, console: Console) -> None:
     """Show `report` as tables that read well at 80 columns, in a terminal or piped."""
     if len(report.jobs) > 1:
-        console.print(_jobs_table(report))
+        console.print(_jobs_table(report.jobs[:JOB_ROWS], report.job))
+        if len(report.jobs) > JOB_ROWS:
+            _line(console, f"… {len(report.jobs) - JOB_ROWS:,} more (--json lists all)")
         _line(console, "")
     job = report.job
     told = ", ".join(
@@ -67,12 +71,12 @@ def _row(table: Table, *cells: str, style: str = "") -> None:
     table.add_row(*(Text(visible(cell)) for cell in cells), style=style)
 
 
-def _jobs_table(report: Report) -> Table:
+def _jobs_table(jobs: list[Job], reported: Job) -> Table:
     table = _table(
         "Jobs here, newest first", "Attempts", "Started", right=("Attempts",), yielding=("Jobs here, newest first",)
     )
-    for job in report.jobs:
-        _row(table, job.id, str(job.attempts), job.started or "?", style="bold" if job is report.job else "")
+    for job in jobs:
+        _row(table, job.id, str(job.attempts), job.started or "?", style="bold" if job is reported else "")
     return table
 
 
@@ -92,8 +96,9 @@ def _render_attempt(attempt: Attempt, console: Console) -> None:
         "Incarnation": attempt.incarnation,
         "Started": attempt.started or "?",
         "Duration": _duration(attempt.duration_s),
-        "Ranks": f"{attempt.ranks_found} of {_known(attempt.world_size)}"
-        + (f"; missing: {attempt.ranks_missing}" if attempt.ranks_missing else ""),
+        "Ranks": f"{_some_ranks(attempt.ranks_found)} of {_known(attempt.world_size)}"
+        + (f"; not chosen to write a log: {_some_ranks(attempt.ranks_not_logged)}" if attempt.ranks_not_logged else "")
+        + (f"; missing: {_some_ranks(attempt.ranks_missing)}" if attempt.ranks_missing else ""),
         "Hosts": ", ".join(attempt.hosts),
         "Versions": ", ".join(f"{name} {version}" for name, version in attempt.versions.items()),
         "Dropped": ", ".join(f"{many:,} ({reason})" for reason, many in attempt.dropped.items()) or "nothing",
@@ -145,6 +150,12 @@ def _ranks_table(ranks: list[Rank]) -> Table:
     for rank in ranks:
         _row(table, *(cell(rank) for _, cell in columns), style="red" if rank.ended_badly else "")
     return table
+
+
+def _some_ranks(ranks: str) -> str:
+    """`ranks` without its tail if it is long: every eighth of thousands fills a screen."""
+    ranges = ranks.split(", ")
+    return ranks if len(ranges) <= RANGES_SHOWN else ", ".join(ranges[:RANGES_SHOWN]) + ", … (--json lists all)"
 
 
 def _end(rank: Rank) -> str:

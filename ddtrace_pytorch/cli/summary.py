@@ -18,6 +18,7 @@ import click
 from ddtrace_pytorch.cli.terminal import visible
 from ddtrace_pytorch.runlog.fields import integer, mapping, text
 from ddtrace_pytorch.runlog.reader import RankLog, Scan, read
+from ddtrace_pytorch.settings import BadValue, RankChoice, rank_choice
 
 TYPES = ("identity", "span", "beat", "drop")
 GOOD_ENDS = ("destroyed", "exit")
@@ -77,10 +78,15 @@ class Start:
 
 @dataclass
 class Attempt(Start):
-    """A start in full; ranks as people write them: ``3, 7-9``."""
+    """A start in full; ranks as people write them: ``3, 7-9``.
+
+    A rank without a log is in `ranks_not_logged` if every log there is says that it was not to write one
+    (DD_PYTORCH_LOG_RANKS), otherwise in `ranks_missing`.
+    """
 
     ranks_found: str
     ranks_missing: str
+    ranks_not_logged: str
     hosts: list[str]
     gpus: list[Gpu]
     dropped: dict[str, int]
@@ -262,6 +268,13 @@ def _attempt(number: int, facts: list[_RankFacts]) -> Attempt:
     sizes = [size for one in facts if (size := integer(one.identity, "world_size")) is not None]
     world_size = max(sizes, default=None)
     numbers = {rank.rank for rank in ranks}
+    choices = {_choice(one.identity) for one in facts}
+
+    def absent(chosen: bool) -> Iterable[int]:
+        return (
+            rank for rank in _absent(numbers, world_size or 0) if any(rank in choice for choice in choices) is chosen
+        )
+
     dropped: Counter[str] = Counter()
     versions: dict[str, str] = {}
     for one in facts:
@@ -280,7 +293,8 @@ def _attempt(number: int, facts: list[_RankFacts]) -> Attempt:
         ranks_seen=len(numbers),
         ends=dict(Counter(rank.end_reason or "no end recorded" for rank in ranks).most_common()),
         ranks_found=compact(numbers),
-        ranks_missing=compact(_missing(numbers, world_size or 0)),
+        ranks_missing=compact(absent(chosen=True)),
+        ranks_not_logged=compact(absent(chosen=False)),
         hosts=sorted({rank.host for rank in ranks if rank.host}),
         gpus=_gpus(facts),
         dropped=dict(dropped),
@@ -306,7 +320,15 @@ def _gpu_id(identity: Mapping[str, Any]) -> str:
     return "" if text(device, "device.kind") == "cpu" else text(device, "device.id")
 
 
-def _missing(found: set[int], world_size: int) -> Iterable[int]:
+def _choice(identity: Mapping[str, Any]) -> RankChoice:
+    """The ranks that were to write a log; all of them where nothing says otherwise (older versions didn't)."""
+    try:
+        return rank_choice(text(identity, "log_ranks"))
+    except BadValue:
+        return rank_choice("all")
+
+
+def _absent(found: set[int], world_size: int) -> Iterable[int]:
     """Ranks below `world_size` that are not in `found`; a damaged, absurd size must not cost memory."""
     return (rank for rank in range(min(world_size, 10_000_000)) if rank not in found)
 

@@ -87,8 +87,12 @@ def identity_record(
     facts: Mapping[str, Fact],
     clock: Clock,
     torch: Any | None,
+    log_ranks: str,
 ) -> dict[str, Any]:
-    """The run log's record of type ``identity``, as things stand; `said` is None until the ranks have agreed."""
+    """The run log's record of type ``identity``, as things stand; `said` is None until the ranks have agreed.
+
+    `log_ranks` is the text that chose this rank, and perhaps not others, to write a log.
+    """
     now = clock.now()
     return {
         "type": "identity",
@@ -101,6 +105,7 @@ def identity_record(
         "node": host,
         "pid": os.getpid(),
         "source": "trainer",
+        "log_ranks": log_ranks,
         "job": {
             "id": said.job_id if said else job.id,
             "source": said.source if said else job.source,

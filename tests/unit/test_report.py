@@ -51,6 +51,8 @@ def write_rank(root, rank, *, job="4242", incarnation="aaa", start=T0, end="dest
         "device": more.get("device"),
         "versions": {"torch": "2.13.0"},
     }
+    if "log_ranks" in more:
+        facts["log_ranks"] = more["log_ranks"]
     log = RunLogWriter(
         RunLogFile(log_directory(str(root), job, incarnation), rank, lambda: facts, 1024 * 1024),
         RunLogQueue(limit_records=100),
@@ -111,7 +113,7 @@ def test_a_job_that_ended_well(tmp_path):
 
 
 START_KEYS = """number attempt incarnation started last_seen duration_s world_size ranks_seen ends"""
-ATTEMPT_KEYS = START_KEYS + """ ranks_found ranks_missing hosts gpus dropped versions ranks"""
+ATTEMPT_KEYS = START_KEYS + """ ranks_found ranks_missing ranks_not_logged hosts gpus dropped versions ranks"""
 RANK_KEYS = """rank host node pid device started last_seen last_beat duration_s end_reason ended_badly error_type
                error_message pieces dropped"""
 
@@ -133,6 +135,44 @@ def test_missing_ranks_are_named(tmp_path):
     (attempt,) = report(tmp_path)["attempts"]
     assert attempt["ranks_missing"] == "3, 7-9"
     assert "Ranks        0-2, 4-6, 10 of 11; missing: 3, 7-9" in run(tmp_path).stdout
+
+
+def test_ranks_that_were_not_to_write_a_log_are_told_from_missing_ones(tmp_path):
+    for rank in (0, 8):
+        write_rank(tmp_path, rank, world_size=32, log_ranks="%8")
+    (attempt,) = report(tmp_path)["attempts"]
+    assert attempt["ranks_not_logged"] == "1-7, 9-15, 17-23, 25-31"
+    assert attempt["ranks_missing"] == "16, 24"
+    says = "Ranks        0, 8 of 32; not chosen to write a log: 1-7, 9-15, 17-23, 25-31; missing: 16, 24"
+    assert says in run(tmp_path).stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("choices", "not_logged", "missing"),
+    [
+        ((None, None), "", "2-3"),  # written by a version that didn't say
+        (("all", "all"), "", "2-3"),
+        (("0-1", "0-1"), "2-3", ""),
+        (("0-1", "0-2"), "3", "2"),  # two hosts that don't agree: whatever one of them wants may be missing
+        (("0-1", None), "", "2-3"),
+        (("nonsense", 7), "", "2-3"),
+    ],
+)
+def test_what_nobody_said_it_would_not_write_is_missing(tmp_path, choices, not_logged, missing):
+    for rank, choice in enumerate(choices):
+        write_rank(tmp_path, rank, world_size=4, **({} if choice is None else {"log_ranks": choice}))
+    (attempt,) = report(tmp_path)["attempts"]
+    assert (attempt["ranks_not_logged"], attempt["ranks_missing"]) == (not_logged, missing)
+
+
+def test_ranks_that_make_a_long_list_are_cut_in_a_terminal_only(tmp_path):
+    write_rank(tmp_path, 0, world_size=1024, log_ranks="%8")
+    (line,) = [line for line in run(tmp_path).stdout.splitlines() if line.startswith("Ranks")]
+    assert "missing: 8, 16, 24, 32, 40, 48, 56, 64, … (--json lists all)" in line
+    assert len(line) < 240
+    (attempt,) = report(tmp_path)["attempts"]
+    assert attempt["ranks_missing"].split(", ") == [str(rank) for rank in range(8, 1024, 8)]
+    assert attempt["ranks_not_logged"].endswith("1017-1023")
 
 
 def test_a_rank_without_an_end_says_when_it_was_last_alive(tmp_path):
@@ -210,6 +250,18 @@ def test_several_jobs_are_listed_and_the_newest_reported(tmp_path):
     assert data["job"]["id"] == "new"
     assert report(tmp_path, "--job", "old")["job"]["id"] == "old"
     assert "Jobs here, newest first" in run(tmp_path).stdout
+
+
+@pytest.mark.parametrize(("many", "says"), [(10, None), (11, "… 1 more (--json lists all)"), (13, "… 3 more")])
+def test_only_the_newest_jobs_are_listed_in_a_terminal(tmp_path, many, says):
+    for number in range(many):
+        write_rank(tmp_path, 0, job=f"job-{number:02}", start=T0 + number * SECOND)
+    shown = run(tmp_path, "--job", "job-00").stdout
+    listed = re.findall(r"^(job-\d\d) ", shown, re.MULTILINE)
+    assert listed == [f"job-{number:02}" for number in reversed(range(many - 10, many))]
+    assert says in shown if says else "more" not in shown
+    assert "Job job-00 (" in shown
+    assert len(report(tmp_path)["jobs"]) == many
 
 
 def test_many_ranks_collapse_to_those_that_ended_badly(tmp_path):

@@ -1,0 +1,82 @@
+"""What `report` says of jobs that really ran."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from harness.job import DDTRACE_RUN, Jobs, environment, torchrun
+from harness.log import of_type
+
+from ddtrace_pytorch.cli.main import cli
+
+pytestmark = pytest.mark.dist
+
+UNIT = Path(__file__).parents[1] / "unit"
+
+GROUP = """
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+
+# On a machine of eight GPUs, as far as torch's build and NVML tell.
+ON_GPUS = (
+    """
+    import torch
+    torch.version.cuda = "13.0"
+"""
+    + GROUP
+)
+NVML = """
+    import fake_nvml
+    nvml = fake_nvml.FakeNvml(mig=False)
+    NVMLError = nvml.NVMLError
+    def __getattr__(name): return getattr(nvml, name)
+"""
+
+
+def traced(log: Path, **settings: str) -> dict[str, str]:
+    where = {"DD_PYTORCH_EXPORT": "local", "DD_PYTORCH_LOG_DIR": str(log)}
+    return environment(None, **{"DD_PATCH_MODULES": "pytorch:true", **where, **settings})
+
+
+def the_attempt(log: Path) -> dict[str, Any]:
+    result = CliRunner().invoke(cli, ["report", str(log), "--json"])
+    assert result.exit_code == 0, result.output
+    attempt: dict[str, Any]
+    (attempt,) = json.loads(result.stdout)["attempts"]
+    return attempt
+
+
+def test_a_rank_that_was_to_write_no_log_is_not_missing(jobs: Jobs, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    jobs.run([*DDTRACE_RUN, *torchrun(3), jobs.script(GROUP)], traced(log, DD_PYTORCH_LOG_RANKS="0,2-9")).ok()
+    attempt = the_attempt(log)
+    assert (attempt["ranks_found"], attempt["ranks_not_logged"], attempt["ranks_missing"]) == ("0, 2", "1", "")
+    assert {record["log_ranks"] for record in of_type(log, "identity")} == {"0,2-9"}
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus"),
+    [({}, [(0, [0]), (1, [1])]), ({"CUDA_VISIBLE_DEVICES": "5"}, [(5, [0, 1])])],
+    ids=["a GPU each", "one GPU for both"],
+)
+def test_a_host_and_uuid_have_exactly_one_device_record(
+    jobs: Jobs, tmp_path: Path, visible: dict[str, str], gpus: list[tuple[int, list[int]]]
+) -> None:
+    log = tmp_path / "log"
+    shutil.copy(UNIT / "fake_nvml.py", jobs.directory)
+    jobs.script(NVML, "pynvml.py")
+    jobs.run([*DDTRACE_RUN, *torchrun(2), jobs.script(ON_GPUS)], traced(log, **visible)).ok()
+    attempt = the_attempt(log)
+    hosts = {record["host"] for record in of_type(log, "identity")}
+    assert len(hosts) == 1
+    assert {gpu["host"] for gpu in attempt["gpus"]} == hosts
+    # The fake's UUIDs begin with the number of the GPU.
+    assert sorted((int(gpu["uuid"][4]), sorted(gpu["ranks"])) for gpu in attempt["gpus"]) == gpus
