@@ -1,16 +1,21 @@
 """Every environment variable this package reads, in one table.
 
 A bad value never stops a job: the default is used and :func:`load` says so once, naming the variable, what it
-got and what it accepts.
+got and what it accepts. A variable with our prefix that is not in the table is most likely misspelt; that too is said.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+PREFIX = "DD_PYTORCH_"
+# What a shell can set; anything else with our prefix is nobody's slip of the pen.
+_OURS = re.compile(PREFIX + r"\w*", re.ASCII)
 
 
 class BadValue(ValueError):
@@ -222,7 +227,10 @@ def default_log_root() -> str:
 
 
 def load(environ: Mapping[str, str] | None = None) -> Settings:
-    """Read the table from `environ` (default: the process'); unreadable values become `complaints`."""
+    """Read the table from `environ` (default: the process'); what can't be read or is not in it becomes `complaints`.
+
+    Each complaint begins with the name of its variable.
+    """
     source = os.environ if environ is None else environ
     values: dict[str, Any] = {}
     complaints: list[str] = []
@@ -233,4 +241,17 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         except BadValue as accepted:
             values[setting.field] = setting.parse(setting.default)
             complaints.append(f"{setting.variable}={raw[:80]!r} is not {accepted}; using {setting.default!r}")
-    return Settings(**values, complaints=tuple(complaints))
+    return Settings(**values, complaints=(*complaints, *_unknown(source)))
+
+
+def _unknown(environ: Mapping[str, str]) -> Iterator[str]:
+    known = {setting.variable.removeprefix(PREFIX): setting.variable for setting in TABLE}
+    for variable in sorted(environ):
+        if not _OURS.fullmatch(variable) or variable in known.values() or not environ.get(variable, "").strip():
+            continue
+        import difflib  # only where there is something to guess: every rank reads its settings
+
+        shown = variable[:80]
+        near = difflib.get_close_matches(shown.removeprefix(PREFIX).upper(), known, n=1)
+        meant = f"; did you mean {known[near[0]]}?" if near else ""
+        yield f"{shown} is no setting of ddtrace-pytorch{meant}"

@@ -10,6 +10,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import site
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -331,7 +332,8 @@ def _settings(facts: Facts) -> Iterator[Line]:
             yield NOTE, f"{variable}={value}"
             told = True
     for complaint in complaints:
-        yield BAD, complaint, f"correct or unset {complaint.partition('=')[0]}"
+        variable, *_ = re.split(r"\W", complaint, maxsplit=1)
+        yield BAD, complaint, f"correct or unset {variable}"
     if not told and not complaints:
         yield GOOD, "all at their defaults"
 

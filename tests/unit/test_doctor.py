@@ -258,6 +258,13 @@ def test_a_setting_that_cannot_be_read_is_a_fault_and_others_are_shown() -> None
     assert "DD_PYTORCH_SERVICE=trainer" in [check.text for check in about("Settings", found)]
 
 
+def test_a_variable_that_we_do_not_know_is_a_fault_with_the_nearest_that_we_do() -> None:
+    fault = only_fault(facts({"DD_PYTORCH_LOGDIR": "/data/logs"}))
+    assert fault.topic == "Settings"
+    assert fault.text == "DD_PYTORCH_LOGDIR is no setting of ddtrace-pytorch; did you mean DD_PYTORCH_LOG_DIR?"
+    assert fault.todo == "correct or unset DD_PYTORCH_LOGDIR"
+
+
 def test_the_job_is_told_with_where_its_id_is_from() -> None:
     (line,) = about("Job", facts({"SLURM_JOB_ID": "42", "SLURM_PROCID": "0"}))
     assert "job 42 (from SLURM_JOB_ID), launched by slurm" in line.text

@@ -8,6 +8,8 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from harness.job import DDTRACE_RUN, PYTHON, Jobs, alone
+from harness.log import rank_spans
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -109,6 +111,51 @@ def test_a_bad_value_gives_the_default_and_a_complaint_that_helps(variable: str,
     (complaint,) = settings.complaints
     for part in (variable, repr(raw), accepted, repr(row.default)):
         assert part in complaint
+
+
+@pytest.mark.parametrize(
+    ("variable", "nearest"),
+    [
+        ("DD_PYTORCH_LOGDIR", "DD_PYTORCH_LOG_DIR"),
+        ("DD_PYTORCH_LOG_MAX_MIB", "DD_PYTORCH_LOG_MAX_MB"),
+        ("DD_PYTORCH_log_dir", "DD_PYTORCH_LOG_DIR"),
+        ("DD_PYTORCH_JOBID", "DD_PYTORCH_JOB_ID"),
+        ("DD_PYTORCH_SERVICE_NAME", "DD_PYTORCH_SERVICE"),
+        ("DD_PYTORCH_QQQ", None),
+        ("DD_PYTORCH_", None),
+    ],
+)
+def test_a_variable_that_we_do_not_know_is_told_with_the_nearest(variable: str, nearest: str | None) -> None:
+    (complaint,) = load({variable: "a secret"}).complaints
+    meant = f"; did you mean {nearest}?" if nearest else ""
+    assert complaint == f"{variable} is no setting of ddtrace-pytorch{meant}"
+
+
+def test_variables_that_are_empty_or_none_of_ours_are_not_complained_of() -> None:
+    others = ("DD_TRACE_PYTORCH_ENABLED", "DD_PATCH_MODULES", "PYTORCH_LOG_DIR", "DD_PYTORCHLIKE", "_DD_PYTORCH_X")
+    assert load(dict.fromkeys(others, "1") | {"DD_PYTORCH_LOGDIR": " "}).complaints == ()
+
+
+TWO_SESSIONS = """
+    import torch.distributed as dist
+    for _ in range(2):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.destroy_process_group()
+"""
+
+
+def test_an_unknown_variable_costs_one_warning_in_each_process(jobs: Jobs, tmp_path: Path) -> None:
+    env = alone(tmp_path / "log", DD_PATCH_MODULES="pytorch:true", DD_PYTORCH_LOGDIR="/data/logs")
+    result = jobs.run([*DDTRACE_RUN, *PYTHON, jobs.script(TWO_SESSIONS)], env).ok()
+    assert len(rank_spans(tmp_path / "log")) == 2
+    assert result.stderr.count("DD_PYTORCH_LOGDIR") == 1, result.describe()
+
+
+@given(st.text())
+def test_no_name_ever_stops_a_job_or_fills_its_log(name: str) -> None:
+    for complaint in load({"DD_PYTORCH_" + name: "1"}).complaints:
+        assert len(complaint) < 1_000
+        assert complaint.isprintable()
 
 
 def test_one_bad_value_leaves_the_others_alone_and_all_are_told() -> None:
