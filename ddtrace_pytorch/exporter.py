@@ -58,6 +58,7 @@ class Exporter:
         self._wake = threading.Event()
         self._drains: deque[threading.Event] = deque()
         self._closing = False
+        self._ended = False
         self._thread = threading.Thread(target=self._run, name="ddtrace_pytorch.writer", daemon=True)
 
     def start(self) -> None:
@@ -82,6 +83,8 @@ class Exporter:
         """Send and write all that is queued, flush ddtrace's writer; whether it was done within `timeout` seconds."""
         done = threading.Event()
         self._drains.append(done)
+        if self._ended:
+            done.set()
         self.wake()
         return done.wait(timeout)
 
@@ -94,33 +97,46 @@ class Exporter:
 
     def _run(self) -> None:
         leave_signals_to_others()
-        while not self._closing:
+        last = False
+        while not last:
             self._wake.wait()
             self._wake.clear()
-            waiting = [self._drains.popleft() for _ in range(len(self._drains))]
-            self._work(last=self._closing or bool(waiting))
-            for done in waiting:
-                done.set()
-        self._work(last=True)
-        while self._drains:
+            # Before the queues are looked into: what was put before `close` is in this look.
+            last = self._closing
+            waiting = len(self._drains)
+            self._work(thoroughly=last or waiting > 0)
+            self._release(waiting)
+        self._finish()
+        # Before the last are released: a drain that comes after that finds it set.
+        self._ended = True
+        self._release(len(self._drains))
+
+    def _release(self, drains: int) -> None:
+        for _ in range(drains):
             self._drains.popleft().set()
-        if self._log is not None:
-            self._log.close()
-        elif self._spans_lost or self._spans:
-            warn_once(f"{self._spans_lost + len(self._spans)} spans were not sent: no Agent answers at {agent.url()}")
 
     @safely("export what was recorded")
-    def _work(self, last: bool) -> None:
-        self._ask(FRESH_SECONDS if last else ASK_AGAIN_SECONDS)
+    def _work(self, thoroughly: bool) -> None:
+        self._ask(FRESH_SECONDS if thoroughly else ASK_AGAIN_SECONDS)
         while self._agent_answers and self._spans:
             _send(self._spans.popleft())
         while len(self._spans) > SPANS_HELD:
             self._spans.popleft()
             self._spans_lost += 1
         # Before the log: a full or frozen disk must not keep the Agent waiting.
-        if last and self._agent_answers:
+        if thoroughly and self._agent_answers:
             agent.flush()
         self._write_log()
+
+    @safely("end the export")
+    def _finish(self) -> None:
+        """Nobody looks into the queues any more: what came during the last look is written, or else counted."""
+        lost = self._spans_lost + len(self._spans)
+        if self._log is not None:
+            self._log.close()
+        elif lost:
+            why = "they came as the session ended" if self._agent_answers else f"no Agent answers at {agent.url()}"
+            warn_once(f"{lost} spans were not sent: {why}")
 
     def _ask(self, older_than: float) -> None:
         if not self._settings.to_agent:

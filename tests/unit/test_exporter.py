@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ddtrace_pytorch import agent, exporter
+from ddtrace_pytorch.clock import Clock
+from ddtrace_pytorch.exporter import Exporter
+from ddtrace_pytorch.settings import load
+from ddtrace_pytorch.spans import SpanRecord
+
+
+class Agent:
+    """Takes the place of the module `agent`: keeps what it is asked for, and does `meanwhile` at each flush."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.meanwhile: Callable[[], object] = lambda: None
+
+    def answers(self) -> bool:
+        self.calls.append("answers")
+        return True
+
+    def send(self, record: SpanRecord) -> None:
+        self.calls.append(record.name)
+
+    def flush(self) -> None:
+        self.calls.append("flush")
+        self.meanwhile()
+
+
+@pytest.fixture
+def fake_agent(monkeypatch: pytest.MonkeyPatch) -> Agent:
+    fake = Agent()
+    monkeypatch.setattr(agent, "answers", fake.answers)
+    monkeypatch.setattr(agent, "flush", fake.flush)
+    monkeypatch.setattr(exporter, "_send", fake.send)
+    return fake
+
+
+def begun(export: str, root: Path) -> Exporter:
+    settings = load({"DD_PYTORCH_EXPORT": export, "DD_PYTORCH_LOG_DIR": str(root)})
+    one = Exporter(settings, 0, Clock(), identity=lambda: {"rank": 0}, run=lambda: ("job", "incarnation"))
+    one.start()
+    return one
+
+
+def span(name: str) -> SpanRecord:
+    return SpanRecord(name, "resource", "service", 1, 2, None, start=0, duration=1, tags={}, metrics={})
+
+
+def written(root: Path) -> list[str]:
+    lines = (root / "job" / "incarnation" / "rank-00000.jsonl").read_text().splitlines()
+    return [record.get("name", record["type"]) for record in map(json.loads, lines)]
+
+
+def test_a_close_sends_and_writes_what_is_queued_and_flushes_once(fake_agent: Agent, tmp_path: Path) -> None:
+    one = begun("both", tmp_path)
+    one.put_span(span("first"))
+    assert one.drain(10)
+    fake_agent.calls.clear()
+    one.put_span(span("second"))
+    one.put({"type": "beat"})
+    assert one.close(10)
+    assert fake_agent.calls == ["second", "flush"]
+    assert written(tmp_path) == ["identity", "first", "second", "beat"]
+
+
+def test_a_drain_is_released_whenever_it_comes(fake_agent: Agent, tmp_path: Path) -> None:
+    one = begun("both", tmp_path)
+    late = [threading.Thread(target=one.drain, args=(60,), daemon=True) for _ in range(2)]
+    fake_agent.meanwhile = late[0].start  # during the last look at the queues
+    assert one.close(10)
+    late[1].start()
+    for thread in late:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def test_what_comes_during_the_last_look_is_written_or_counted(
+    fake_agent: Agent, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for export in ("agent", "both"):
+        one = begun(export, tmp_path)
+        fake_agent.meanwhile = lambda one=one: one.put_span(span("late"))
+        assert one.close(10)
+    assert written(tmp_path) == ["identity", "late"]
+    (told,) = (record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
+    assert "1 spans were not sent: they came as the session ended" in told
