@@ -1,6 +1,6 @@
 """Writes one rank's run log without ever holding up, or failing, the training that fills it.
 
-Training threads call :meth:`RunLogWriter.put`; everything else here is called by one background thread. What can't be
+Any thread may call :meth:`RunLogQueue.put`; everything else here is called by one background thread. What can't be
 kept is counted exactly, and the count is the next thing written.
 """
 
@@ -74,8 +74,10 @@ def _make_directories(path: str) -> None:
 class RunLogQueue:
     """Between the training threads and the writer: bounded, and without a lock.
 
-    A lock would be held over a fork, or by the very thread a signal handler interrupts. Each step here is one that
-    the interpreter does in one go: an append, or the next number of a counter.
+    A lock would be held over a fork, or by the very thread a signal handler interrupts. No record and no refusal is
+    lost for that: an append and the next number of a counter are each done by the interpreter in one go. The bounds
+    are rough: threads that put at the same moment may go past them by a record each, and the sum of the bytes, which
+    are an estimate, may miss some of theirs until the next :meth:`take`.
     """
 
     def __init__(self, limit_records: int = 65_536, limit_bytes: int = 32 * MIB) -> None:
@@ -88,10 +90,7 @@ class RunLogQueue:
         self._refused_told = 0
 
     def put(self, record: dict[str, Any]) -> None:
-        """Hand `record` over (don't change it afterwards); a full queue counts it instead. Never waits or raises.
-
-        The bytes of a record are an estimate, good enough for a bound.
-        """
+        """Hand `record` over (don't change it afterwards); a full queue counts it instead. Never waits or raises."""
         weight = _weight(record)
         if len(self._records) >= self._limit_records or self._bytes + weight > self._limit_bytes:
             next(self._refused)
@@ -389,7 +388,7 @@ class RunLogFile:
 
 
 class RunLogWriter:
-    """A queue that any thread fills and the file that one thread empties it into."""
+    """A queue that any thread fills (:attr:`put` is the queue's) and the file that one thread empties it into."""
 
     def __init__(self, file: RunLogFile, queue: RunLogQueue | None = None) -> None:
         self.file = file
