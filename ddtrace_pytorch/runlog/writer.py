@@ -76,8 +76,8 @@ class RunLogQueue:
 
     A lock would be held over a fork, or by the very thread a signal handler interrupts. No record and no refusal is
     lost for that: an append and the next number of a counter are each done by the interpreter in one go. The bounds
-    are rough: threads that put at the same moment may go past them by a record each, and the sum of the bytes, which
-    are an estimate, may miss some of theirs until the next :meth:`take`.
+    are rough: threads that put at the same moment may go past them by a record each, and the bytes, an estimate in any
+    case, may be summed wrongly until the next :meth:`take`.
     """
 
     def __init__(self, limit_records: int = 65_536, limit_bytes: int = 32 * MIB) -> None:
