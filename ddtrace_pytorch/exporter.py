@@ -135,8 +135,8 @@ class Exporter:
         if self._log is not None:
             self._log.close()
         elif lost:
-            why = "they came as the session ended" if self._agent_answers else f"no Agent answers at {agent.url()}"
-            warn_once(f"{lost} spans were not sent: {why}")
+            why = "the session was ending" if self._agent_answers else f"no Agent answers at {agent.url()}"
+            warn_once(f"{lost:,} {'span was' if lost == 1 else 'spans were'} not sent: {why}")
 
     def _ask(self, older_than: float) -> None:
         if not self._settings.to_agent:

@@ -272,4 +272,4 @@ def test_a_log_directory_that_cannot_be_used_costs_a_warning_each(agent: Agent, 
 def test_spans_that_had_nowhere_to_go_are_counted(jobs: Jobs) -> None:
     env = environment(None, DD_PATCH_MODULES="pytorch:true", DD_PYTORCH_EXPORT="agent")
     result = jobs.run([*DDTRACE_RUN, *PYTHON, jobs.script(TRAIN)], env).ok()
-    assert "1 spans were not sent: no Agent answers at http://127.0.0.1:9" in result.stderr
+    assert "1 span was not sent: no Agent answers at http://127.0.0.1:9" in result.stderr

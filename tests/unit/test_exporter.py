@@ -91,4 +91,13 @@ def test_what_comes_during_the_last_look_is_written_or_counted(
         assert one.close(10)
     assert written(tmp_path) == ["identity", "late"]
     (told,) = (record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
-    assert "1 spans were not sent: they came as the session ended" in told
+    assert "1 span was not sent: the session was ending" in told
+
+
+def test_spans_that_were_not_sent_are_counted_in_grammar(
+    fake_agent: Agent, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = begun("agent", tmp_path)
+    fake_agent.meanwhile = lambda: [one.put_span(span(name)) for name in ("late", "later")]
+    assert one.close(10)
+    assert "2 spans were not sent: the session was ending" in caplog.text
