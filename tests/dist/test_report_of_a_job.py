@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from harness.job import DDTRACE_RUN, Jobs, environment, torchrun
+from harness.job import DDTRACE_RUN, PYTHON, Jobs, alone, environment, torchrun
 from harness.log import of_type
+from harness.waiting import until
 
 from ddtrace_pytorch.cli.main import cli
 
@@ -60,6 +61,29 @@ def test_a_rank_that_was_to_write_no_log_is_not_missing(jobs: Jobs, tmp_path: Pa
     attempt = the_attempt(log)
     assert (attempt["ranks_found"], attempt["ranks_not_logged"], attempt["ranks_missing"]) == ("0, 2", "1", "")
     assert {record["log_ranks"] for record in of_type(log, "identity")} == {"0,2-9"}
+
+
+STANDING = """
+    import time
+    import torch.distributed as dist
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    time.sleep(600)
+"""
+
+
+def test_of_a_span_that_a_kill_left_open_the_log_has_who_it_was_and_its_beats(jobs: Jobs, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    env = alone(log, DD_PATCH_MODULES="pytorch:true", DD_PYTORCH_SNAPSHOT_SECONDS="0.1")
+    job = jobs.start([*DDTRACE_RUN, *PYTHON, jobs.script(STANDING)], env)
+    until(lambda: len(of_type(log, "beat")) >= 3, 60, "three beats, and so some twenty snapshots")
+    job.kill()
+    assert of_type(log, "span") == []
+    known = of_type(log, "identity")[-1]["tags"]
+    assert known["pytorch.incarnation"]
+    assert known["device.id"]
+    (rank,) = the_attempt(log)["ranks"]
+    assert rank["end_reason"] is None
+    assert rank["last_beat"]
 
 
 @pytest.mark.parametrize(
