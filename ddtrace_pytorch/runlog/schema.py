@@ -22,8 +22,8 @@ and by type
 ``span``      ``name``, ``resource``, ``service``, ``trace_id`` (32 hex digits), ``span_id`` and
               ``parent_id`` (decimal text; null: no parent), ``start`` (ns since the epoch),
               ``duration`` (ns), ``error`` (0 or 1), ``tags``, ``metrics``, ``links`` [{``trace_id``,
-              ``span_id``, ``why``}]. Written once, when the span is finished: what is known of an open one is in ``identity``,
-              and that it is open in ``beat``.
+              ``span_id``, ``why``}]. Written once, when the span is finished: what is known of an open one is in
+              ``identity``, and that it is open in ``beat``.
 ``event``     a moment: ``name``, ``step``, ``tags``
 ``scalar``    numbers of a step: ``step``, ``metrics``
 ``step``      one training step: ``step``, ``start``, ``duration`` (ns), ``metrics``
