@@ -19,6 +19,10 @@ class Clock:
     def now(self) -> int:
         return time.monotonic_ns() + self._offset
 
+    def from_monotonic(self, reading: int) -> int:
+        """What this clock showed at a monotonic reading, in ns."""
+        return reading + self._offset
+
     def monotonic(self, wall: int) -> int:
         """The monotonic reading, in ns, at the moment this clock showed `wall`."""
         return wall - self._offset

@@ -68,11 +68,11 @@ class Exporter:
         """Queue one run-log record; never blocks, never raises."""
         self._records.put(record)
 
-    def put_span(self, span: SpanRecord, partial: bool = False) -> None:
-        """Queue one span for the Agent and, unless it is a snapshot, for the run log."""
+    def put_span(self, span: SpanRecord, logged: bool = True) -> None:
+        """Queue one span for the Agent and, unless it is told there otherwise or not at all, for the run log."""
         if self._settings.to_agent:
             self._spans.append(span)
-        if not partial:
+        if logged:
             self._records.put(span.as_log_record())
         self.wake()
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ddtrace_pytorch import autoload
-from ddtrace_pytorch.border import log, safely, warn_once
+from ddtrace_pytorch.border import safely, warn_once
 from ddtrace_pytorch.collectives import in_place
 from ddtrace_pytorch.patch import SUPPORTED_TORCH, get_version, supports
 from ddtrace_pytorch.spans import End
@@ -130,18 +130,10 @@ class Instrumentation:
             self._undo.pop()()
 
     def _instrument(self, name: str, around: in_place.Around) -> None:
-        """In place; where this torch's function has a shape we don't know, through a proxy in both modules."""
-        c10d = self._torch.distributed.distributed_c10d
-        modules = [module for module in (self._torch.distributed, c10d) if hasattr(module, name)]
-        if not modules:
-            warn_once(f"this torch has no torch.distributed.{name}; ddtrace-pytorch goes on without it")
-            return
-        try:
-            self._undo.append(in_place.instrument(getattr(modules[-1], name), around))
-        except in_place.UnknownShape as shape:
-            log.info("%s is wrapped, not instrumented in place: %s", name, shape)
-            self.lifecycle.instrument = "wrapt"
-            self._undo += in_place.wrap(modules, name, around)
+        undo, how = in_place.place(self._torch.distributed, name, around)
+        self._undo += undo
+        if how == "wrapt":
+            self.lifecycle.instrument = how
 
     def _around_init(self, original: Callable[..., Any]) -> Callable[..., Any]:
         lifecycle, distributed = self.lifecycle, self._torch.distributed

@@ -5,25 +5,21 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import multiprocessing.util
-import os
-import re
 import signal
 import sys
 import threading
 from collections.abc import Mapping
-from typing import Any
-
-from ddtrace.trace import tracer
+from typing import TYPE_CHECKING, Any
 
 from ddtrace_pytorch.border import safely
-from ddtrace_pytorch.identity import job as jobs
-from ddtrace_pytorch.identity.describe import Member
-from ddtrace_pytorch.session import Session
-from ddtrace_pytorch.settings import load as load_settings
-from ddtrace_pytorch.spans import End, Fact
+from ddtrace_pytorch.spans import End
 from ddtrace_pytorch.termination import Handler, on_main_thread
 from ddtrace_pytorch.training import frameworks
 from ddtrace_pytorch.training.steps import Steps
+
+if TYPE_CHECKING:
+    from ddtrace_pytorch.identity.describe import Member
+    from ddtrace_pytorch.session import Session
 
 
 class Lifecycle:
@@ -50,15 +46,9 @@ class Lifecycle:
     @safely("open a session for the process group")
     def group_made(self, distributed: Any) -> None:
         """A default process group is up."""
-        member = Member(
-            rank=distributed.get_rank(),
-            world_size=distributed.get_world_size(),
-            backend=str(distributed.get_backend()),
-            store=distributed.distributed_c10d._get_default_store(),
-            ordinal=self._groups,
-            generated_id=self._generated_id,
-            device_index=_chosen_device(),
-        )
+        from ddtrace_pytorch import opening
+
+        member = opening.member_of_group(distributed, self._groups, self._generated_id)
         self._groups += 1
         self._open(member)
 
@@ -67,26 +57,18 @@ class Lifecycle:
         """`init_process_group` raised: a span with the error, as much of this rank's place as is known, and the end."""
         if distributed.is_initialized():
             return  # a second init over a living group: that group's session goes on
-        rank = _known(arguments.get("rank"), jobs.rank_hint(os.environ)[0])
-        world_size = _known(arguments.get("world_size"), jobs.world_size_hint(os.environ)[0])
-        member = Member(
-            rank=rank or 0,
-            world_size=world_size or 1,
-            backend=_text(arguments.get("backend")),
-            ordinal=self._groups,
-            generated_id=self._generated_id,
-            place_known=rank is not None and world_size is not None,
-        )
-        session = self._open(member)
+        from ddtrace_pytorch import opening
+
+        session = self._open(opening.member_of_failed_group(arguments, self._groups, self._generated_id))
         if session is not None:
-            session.learn(_rendezvous(_text(arguments.get("init_method"))))
+            session.learn(opening.rendezvous_facts(arguments))
             self.close(End("exception", error))
 
     @safely("prepare for the end of the process group")
     def group_going(self) -> None:
         """The default group is about to be destroyed, and its store with it."""
         if self.current is not None:
-            self.current.leave_store()
+            self.current.group_going()
 
     @safely("close the session")
     def close(self, end: End) -> None:
@@ -99,7 +81,7 @@ class Lifecycle:
     @safely("follow the first optimizer step")
     def _first_stepped(self) -> None:
         if self.current is None and self._groups == 0:
-            self._open(Member(rank=0, world_size=1))
+            self._open()
         if self.current is not None:
             self.current.learn_device(sys.modules["torch"])
 
@@ -146,18 +128,16 @@ class Lifecycle:
         safely("hear signals")(self._handler.renew)()
         self.after_fork()
 
-    def _open(self, member: Member) -> Session | None:
-        settings = load_settings()
+    def _open(self, member: Member | None = None) -> Session | None:
+        from ddtrace_pytorch import opening
+
         # Ranks may be threads of one process: each session takes the place of the one before, and none is forgotten.
         with self._opening:
             self.close(End("replaced"))
-            if not settings.trace_enabled or not tracer.enabled or settings.export == "none":
-                return None
-            session = Session(member, settings, self.instrument, self._handler)
-            session.open()
-            self.current = session
-        self.steps.begin_anew()
-        self._hear_multiprocessing()
+            session = self.current = opening.open_session(member, self.instrument, self._handler)
+        if session is not None:
+            self.steps.begin_anew()
+            self._hear_multiprocessing()
         return session
 
     def _hear_multiprocessing(self) -> None:
@@ -177,27 +157,3 @@ def _how_it_ends(seen_before: BaseException | None) -> End:
         # multiprocessing reports a child's exception and then leaves by sys.exit(1).
         uncaught = uncaught.__context__ if uncaught.code not in (None, 0) else None
     return End("exit") if uncaught is None else End("exception", uncaught)
-
-
-def _chosen_device() -> int | None:
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        return int(torch.cuda.current_device())
-    return None
-
-
-def _known(argument: Any, hint: int | None) -> int | None:
-    return argument if isinstance(argument, int) and argument >= 0 else hint
-
-
-def _rendezvous(init_method: str | None) -> dict[str, Fact]:
-    """Where the ranks were to meet, by an `init_method` other than the environment."""
-    if init_method is None or init_method.startswith("env://"):
-        return {}
-    facts: dict[str, Fact] = {"pytorch.init_method": init_method}
-    found = re.match(r"tcp://(\[[^]]+\]|[^:/?]+):(\d{1,5})", init_method)
-    return facts | ({"pytorch.master_addr": found[1], "pytorch.master_port": int(found[2])} if found else {})
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None

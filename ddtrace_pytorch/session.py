@@ -19,6 +19,7 @@ from typing import Any
 from ddtrace_pytorch import parenthood
 from ddtrace_pytorch.border import safely, warn_once
 from ddtrace_pytorch.clock import Clock
+from ddtrace_pytorch.collectives.observer import Collectives
 from ddtrace_pytorch.exporter import Exporter
 from ddtrace_pytorch.identity import describe, runtime
 from ddtrace_pytorch.identity import device as devices
@@ -69,11 +70,15 @@ class Session:
         )
         self._parent = parenthood.RankParent(self.span)
         self._exporter = Exporter(settings, member.rank, self._clock, self._identity, self._run_ids)
+        self._collectives: Collectives | None = None
+        if member.backend is not None and settings.collectives != "off":
+            self._collectives = Collectives(sys.modules["torch"], settings, self._clock, self.span, self._exporter)
         self._store_thread = threading.Thread(target=self._introduce, name="ddtrace_pytorch.store", daemon=True)
         self._handler = handler
         self._pulse = Pulse(
             [
                 task("beat", self._beat, BEAT_SECONDS),
+                task("sum up", self._summarise, settings.summary_seconds),
                 task("rotate the rank span", self.rotate, settings.rotation_seconds),
                 task(
                     "send a snapshot of the rank span",
@@ -107,6 +112,7 @@ class Session:
             self._exporter.close(CLOSE_SECONDS)
             raise
         self._parent.register()
+        self._watch_collectives()
 
     def close(self, end: End, timeout: float = CLOSE_SECONDS) -> None:
         """End the span, send and write everything, stop all threads; at most about `timeout` seconds. Only once."""
@@ -129,6 +135,7 @@ class Session:
         self._pulse.stop(timeout)
         if self._terminated and end.error is None:
             end = End("signal:SIGTERM")
+        self._close_collectives()
         self._exporter.put_span(self.span.finish(self._clock.now(), end))
         self._parent.unregister()
         self._exporter.close(max(0.1, deadline - time.monotonic()))
@@ -136,6 +143,14 @@ class Session:
     def abandon(self) -> None:
         """In a forked child: the parent's session adopts no spans here."""
         self._parent.unregister()
+        if self._collectives is not None:
+            self._collectives.abandon()
+
+    def group_going(self) -> None:
+        """The process group is about to be destroyed: the last time to ask it anything."""
+        if self._collectives is not None:
+            self._collectives.look()
+        self.leave_store()
 
     def leave_store(self) -> None:
         """Be done with the process group's store: no thread of ours may be in it when the group goes."""
@@ -228,17 +243,38 @@ class Session:
             self._settings.log_ranks.text,
         )
 
+    @safely("watch collectives")
+    def _watch_collectives(self) -> None:
+        if self._collectives is not None:
+            self._collectives.open()
+            self.learn({"pytorch.instrument": self._collectives.instrument.in_use})
+
+    @safely("tell the last of the collectives")
+    def _close_collectives(self) -> None:
+        if self._collectives is not None:
+            self._collectives.close()
+            self.span.learn({"pytorch.collective_calls": self._collectives.calls()})
+
     def _beat(self) -> None:
         self._beats += 1
         self._handler.look()
-        self._exporter.put({"type": "beat", "ts": self._clock.now(), "seq": self._beats})
+        beat: dict[str, Any] = {"type": "beat", "ts": self._clock.now(), "seq": self._beats}
+        if self._collectives is not None:
+            self._collectives.beat()
+            beat["calls"] = self._collectives.calls()
+            self.span.learn({"pytorch.collective_calls": beat["calls"]})
+        self._exporter.put(beat)
         self._exporter.wake()
+
+    def _summarise(self) -> None:
+        if self._collectives is not None:
+            self._collectives.summarise()
 
     def rotate(self) -> None:
         self._exporter.put_span(self.span.rotate(self._clock.now()))
 
     def snapshot(self) -> None:
-        self._exporter.put_span(self.span.snapshot(self._clock.now()), partial=True)
+        self._exporter.put_span(self.span.snapshot(self._clock.now()), logged=False)
 
     def _on_signals(self, heard: bytes) -> None:
         if signal.SIGTERM not in heard:

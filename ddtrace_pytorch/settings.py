@@ -162,6 +162,34 @@ TABLE: tuple[Setting, ...] = (
         "How often an open rank span is sent again, in seconds; the first time after 10 s or this, whichever is less.",
     ),
     Setting(
+        "DD_PYTORCH_COLLECTIVES",
+        "collectives",
+        _one_of("summary", "crossnode", "all", "off"),
+        "summary",
+        "Collectives: `summary` (totals), `crossnode` (and each call between nodes), `all` (and each call) or `off`.",
+    ),
+    Setting(
+        "DD_PYTORCH_SUMMARY_SECONDS",
+        "summary_seconds",
+        _number(0.1, 86400.0),
+        "60",
+        "How often totals of collectives are told, in seconds.",
+    ),
+    Setting(
+        "DD_PYTORCH_SLOW_MS",
+        "slow_ms",
+        _number(0.0, 86_400_000.0),
+        "1000",
+        "A collective slower than this, and than eight times its operation's p99, is told of by itself; in ms.",
+    ),
+    Setting(
+        "DD_PYTORCH_INSTRUMENT",
+        "instrument",
+        _one_of("auto", "in_place", "wrapt", "hooks"),
+        "auto",
+        "How collectives are seen; `auto` takes the best this torch has, the other words force one way.",
+    ),
+    Setting(
         "DD_PYTORCH_LOG_DIR",
         "log_dir",
         _optional_path,
@@ -196,6 +224,10 @@ class Settings:
     export: str
     rotation_seconds: float
     snapshot_seconds: float
+    collectives: str
+    summary_seconds: float
+    slow_ms: float
+    instrument: str
     log_dir: str | None
     log_max_mb: float
     log_ranks: RankChoice

@@ -19,6 +19,8 @@ from typing import Any
 
 import wrapt
 
+from ddtrace_pytorch.border import log, warn_once
+
 Undo = Callable[[], None]
 # Takes the original, gives a Python function to run in its place (same parameters).
 Around = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -38,11 +40,19 @@ def instrument(function: Any, around: Around) -> Undo:
         raise UnknownShape(f"{function!r} is not a Python function")
     if function.__closure__ is None:
         return _exchange_code(function, around)
-    cells = dict(zip(function.__code__.co_freevars, function.__closure__, strict=True))
-    cell = cells.get("func")
-    if cell is None or not callable(cell.cell_contents):
+    return _exchange_cell(_decorated(function), around)
+
+
+def _decorated(function: FunctionType) -> CellType:
+    """The closure cell with the real function: inside torch's decorator ``func``, and inside that one's ``arg`` where a
+    function is deprecated (typing_extensions: exchanging the outer one would move the warning to another file)."""
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    cell = cells.get("func") or cells.get("arg")
+    if cell is None or not isinstance(inner := cell.cell_contents, FunctionType):
         raise UnknownShape(f"{function.__qualname__} closes over {', '.join(cells)}, not over a decorated function")
-    return _exchange_cell(cell, around)
+    if "arg" in inner.__code__.co_freevars:
+        return _decorated(inner)
+    return cell
 
 
 def _exchange_cell(cell: CellType, around: Around) -> Undo:
@@ -54,7 +64,7 @@ def _exchange_cell(cell: CellType, around: Around) -> Undo:
         if cell.cell_contents is ours:
             cell.cell_contents = original
         else:
-            _stand_aside(ours, original)
+            stand_aside(ours, original)
 
     return undo
 
@@ -72,12 +82,12 @@ def _exchange_code(function: FunctionType, around: Around) -> Undo:
         if function.__code__ is forwarding:
             function.__code__ = code
         else:
-            _stand_aside(ours, original)
+            stand_aside(ours, original)
 
     return undo
 
 
-def _stand_aside(ours: Any, original: Callable[..., Any]) -> None:
+def stand_aside(ours: Any, original: Callable[..., Any]) -> None:
     """Somebody wrapped the function after us and calls `ours`: from now on that only calls `original`."""
     ours.__code__ = _forwarding_code(ours.__code__, original)
 
@@ -134,6 +144,24 @@ def _forwarding_code(code: CodeType, target: Callable[..., Any]) -> CodeType:
     return forwarding.replace(**changes)
 
 
+def place(distributed: Any, name: str, around: Around, forced: str = "auto") -> tuple[list[Undo], str]:
+    """Have ``around(original)`` run for `torch.distributed`'s function `name`; gives what undoes it, and how.
+
+    ``in_place``; or ``wrapt``, a proxy in both modules, where `forced` says so or this torch's function has a shape we
+    don't know; or nothing, where this torch has no such function.
+    """
+    modules = [one for one in (distributed, distributed.distributed_c10d) if hasattr(one, name)]
+    if not modules:
+        warn_once(f"this torch has no torch.distributed.{name}; ddtrace-pytorch goes on without it")
+        return [], ""
+    if forced != "wrapt":
+        try:
+            return [instrument(getattr(modules[-1], name), around)], "in_place"
+        except UnknownShape as shape:
+            log.info("%s is wrapped, not instrumented in place: %s", name, shape)
+    return wrap(modules, name, around), "wrapt"
+
+
 def wrap(modules: Sequence[Any], name: str, around: Around) -> list[Undo]:
     """The fallback: replace `name` in each of `modules` by a proxy that passes for the function it wraps.
 
@@ -161,4 +189,4 @@ def _put_back(module: Any, name: str, function: Any, proxy: Any, ours: Any) -> N
     if getattr(module, name) is proxy:
         setattr(module, name, function)
     else:
-        _stand_aside(ours, function)
+        stand_aside(ours, function)

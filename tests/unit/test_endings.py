@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddtrace_pytorch.lifecycle import _rendezvous
+from ddtrace_pytorch.opening import rendezvous_facts
 from ddtrace_pytorch.spans import End, describe_error
 
 
@@ -20,7 +20,7 @@ from ddtrace_pytorch.spans import End, describe_error
     ],
 )
 def test_the_meeting_place_of_a_failed_rendezvous(init_method: str | None, facts: dict[str, object]) -> None:
-    told = _rendezvous(init_method)
+    told = rendezvous_facts({"init_method": init_method})
     assert {tag: value for tag, value in told.items() if tag != "pytorch.init_method"} == facts
     assert told.get("pytorch.init_method") == (None if init_method in (None, "env://") else init_method)
 

@@ -1,0 +1,138 @@
+"""Calls that are made of other collectives: `*_object` functions and coalescing blocks."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from _thread import get_ident
+from collections.abc import Callable, Iterator
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Any
+
+from ddtrace_pytorch.border import safely
+from ddtrace_pytorch.collectives.surface import Operation
+from ddtrace_pytorch.ledger import Cell, How, Ledger
+
+if TYPE_CHECKING:
+    from ddtrace_pytorch.collectives.wrappers import InFlight, Track
+
+
+class Composite:
+    """A composite call in flight: adds up what the collectives inside of it move.
+
+    `started` on the monotonic clock, in ns. A `coalesced` one issues what it holds as a single collective.
+    """
+
+    __slots__ = ("cell", "coalesced", "many", "names", "size", "started", "unsized")
+
+    def __init__(self, cell: Cell | None, coalesced: bool = False) -> None:
+        self.cell = cell
+        self.started = monotonic_ns()
+        self.coalesced = coalesced
+        self.size = 0
+        self.many = 0
+        self.unsized = 0
+        self.names: dict[str, None] = {}
+
+    def holds(self, cell: Cell, started: int, took: int, size: int) -> None:
+        """A call inside of this one is over (or, coalesced, noted down)."""
+        if self.coalesced and not cell.numbered:
+            cell.add(started, took, size)  # each transfer of a P2P batch counts by itself
+            return
+        self.size += size
+        self.many += 1
+        self.names[cell.operation] = None
+        if cell.numbered and not self.coalesced:
+            cell.group.calls += 1
+
+
+def objects(operation: Operation, ledger: Ledger, in_flight: InFlight) -> Callable[..., Any]:
+    """What makes the wrapper of a `*_object` function: one call, whose size is what the calls inside move."""
+    cell_of = safely("look up a process group")(ledger.cell)
+    numbered = operation.root is None or ("send" not in operation.function and "recv" not in operation.function)
+
+    def around(original: Callable[..., Any]) -> Callable[..., Any]:
+        group_of = _group_argument(original)
+
+        @functools.wraps(original)
+        def composite(*args: Any, **kwargs: Any) -> Any:
+            me = get_ident()
+            if me in in_flight:
+                return original(*args, **kwargs)
+            cell = cell_of(operation.name, How.WAITED, numbered, group_of(args, kwargs))
+            if cell is None:
+                return original(*args, **kwargs)
+            whole = in_flight[me] = Composite(cell)
+            try:
+                result = original(*args, **kwargs)
+            except BaseException:
+                cell.errors += 1
+                raise
+            finally:
+                del in_flight[me]
+            cell.unsized += whole.unsized
+            cell.add(whole.started, monotonic_ns() - whole.started, whole.size)
+            return result
+
+        return composite
+
+    return around
+
+
+def coalescing(operation: Operation, ledger: Ledger, in_flight: InFlight, track: Track) -> Callable[..., Any]:
+    """What makes the wrapper of `_coalescing_manager`'s generator: the block is one call, when it ends."""
+
+    def around(original: Callable[..., Any]) -> Callable[..., Any]:
+        group_of = _group_argument(original)
+        # In place, it is the generator inside of the context manager that is exchanged; else the manager is wrapped.
+        is_generator = inspect.isgeneratorfunction(original)
+        block = contextlib.contextmanager(original) if is_generator else original
+
+        @functools.wraps(original)
+        def _coalescing_manager(*args: Any, **kwargs: Any) -> Iterator[Any]:
+            me = get_ident()
+            if me in in_flight:
+                with block(*args, **kwargs) as manager:
+                    yield manager
+                return
+            whole = in_flight[me] = Composite(None, coalesced=True)
+            ending = whole.started
+            try:
+                with block(*args, **kwargs) as manager:
+                    try:
+                        yield manager
+                    finally:
+                        ending = monotonic_ns()
+            finally:
+                del in_flight[me]
+            took = monotonic_ns() - ending
+            works = list(getattr(manager, "works", ()))
+            _count(whole, group_of(args, kwargs), ending, took, works)
+
+        return _coalescing_manager if is_generator else contextlib.contextmanager(_coalescing_manager)
+
+    @safely("count a coalesced collective")
+    def _count(whole: Composite, group: Any, ending: int, took: int, works: list[Any]) -> None:
+        if not whole.many:
+            return
+        name = next(iter(whole.names)) if len(whole.names) == 1 else "mixed"
+        cell = ledger.cell(f"{name}_coalesced", How.ISSUED if works else How.WAITED, True, group)
+        if cell is None:
+            return
+        for work in works:
+            track(work, cell)
+        cell.unsized += whole.unsized
+        cell.group.calls += 1
+        cell.add(ending, took, whole.size)
+
+    return around
+
+
+def _group_argument(function: Callable[..., Any]) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
+    position = list(inspect.signature(function).parameters).index("group")
+
+    def group_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return args[position] if len(args) > position else kwargs.get("group")
+
+    return group_of

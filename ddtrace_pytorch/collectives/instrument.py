@@ -1,0 +1,56 @@
+"""Puts the wrappers in the place of torch's functions, for the life of one session, and takes them out again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ddtrace_pytorch.border import safely
+from ddtrace_pytorch.collectives import composites, in_place, wrappers
+from ddtrace_pytorch.collectives.groups import TorchGroups
+from ddtrace_pytorch.collectives.surface import OPERATIONS, Kind, Operation, release_of
+from ddtrace_pytorch.collectives.work import Waits
+from ddtrace_pytorch.collectives.wrappers import InFlight
+from ddtrace_pytorch.ledger import Ledger
+
+
+class Instrument:
+    """The instrumented functions; `in_flight` tells who is in a collective right now."""
+
+    def __init__(self, torch: Any, ledger: Ledger, groups: TorchGroups, forced: str = "auto") -> None:
+        self.in_flight: InFlight = {}
+        self._distributed = torch.distributed
+        self._release = release_of(torch.__version__)
+        self._ledger = ledger
+        self._groups = groups
+        self._forced = forced
+        self._waits = Waits(torch.distributed.distributed_c10d.Work, self.in_flight)
+        self._undo: list[Callable[[], None]] = []
+        self.in_use = "wrapt" if forced == "wrapt" else "in_place"
+
+    def install(self) -> None:
+        """Instrument every function of the table that this torch has, and get to know the groups there are."""
+        for process_group in self._groups.all():
+            safely("get to know a process group")(self._ledger.group)(process_group)
+        for operation in OPERATIONS:
+            if operation.in_release(self._release):
+                safely(f"instrument {operation.function}")(self._instrument)(operation)
+
+    def remove(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+        self._waits.remove()
+        self.in_flight.clear()
+
+    def _instrument(self, operation: Operation) -> None:
+        undo, how = in_place.place(self._distributed, operation.function, self._around(operation), self._forced)
+        self._undo += undo
+        if how == "wrapt":
+            self.in_use = "wrapt"
+
+    def _around(self, operation: Operation) -> in_place.Around:
+        if operation.kind is Kind.OBJECTS:
+            return composites.objects(operation, self._ledger, self.in_flight)
+        if operation.kind is Kind.COALESCING:
+            return composites.coalescing(operation, self._ledger, self.in_flight, self._waits.track)
+        return wrappers.leaf(operation, self._ledger, self.in_flight, self._waits.track)

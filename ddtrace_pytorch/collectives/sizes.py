@@ -1,0 +1,34 @@
+"""Bytes of a message that is more than one tensor; called from the wrappers that the table describes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from typing import Any
+
+from ddtrace_pytorch.ledger import Group
+
+__all__ = ["for_others", "grand_total", "split_for_others", "total"]
+
+_nbytes = attrgetter("nbytes")
+
+
+def total(tensors: Iterable[Any]) -> int:
+    return sum(map(_nbytes, tensors))
+
+
+def grand_total(lists: Iterable[Iterable[Any]]) -> int:
+    return sum(map(total, lists))
+
+
+def for_others(tensors: Sequence[Any] | None, here: Group) -> int:
+    """All but the slice that stays on this rank; 0 where only the root has a list and this is not the root."""
+    return total(tensors) - tensors[here.rank].nbytes if tensors else 0
+
+
+def split_for_others(tensor: Any, splits: Sequence[int] | None, here: Group) -> int:
+    """All of `tensor` but the rows that stay on this rank; without `splits`, each rank gets as many."""
+    if not splits:
+        return int(tensor.nbytes - tensor.nbytes // here.size)
+    rows = tensor.shape[0]
+    return int(tensor.nbytes // rows * (rows - splits[here.rank])) if rows else 0

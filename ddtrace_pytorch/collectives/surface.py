@@ -1,0 +1,308 @@
+"""Every operation of `torch.distributed` that is recorded, on every release: one row each. Pure.
+
+The wrappers are generated from these rows (:mod:`~ddtrace_pytorch.collectives.wrappers`), and a test compares them
+with the signatures of the torch at hand. A release that adds or renames an operation needs one row.
+
+Bus factors are those of NVIDIA's nccl-tests (``doc/PERFORMANCE.md``), for a group of n ranks. all_to_all, gather and
+scatter leave out the slice that stays on the rank, so their message is what crosses the wire and their factor is 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Kind(Enum):
+    """How calls of an operation are counted."""
+
+    COLLECTIVE = "collective"  # every member of the group calls it: has a number that all ranks agree on
+    P2P = "point to point"  # two ranks call it
+    UNNUMBERED = "unnumbered"  # every member calls it, and torch's sequence numbers leave it out
+    OBJECTS = "objects"  # made of other operations; its size is what those moved
+    COALESCING = "coalescing"  # collects other operations and issues them as one
+
+
+def _all_reduce(n: int) -> float:
+    return 2 * (n - 1) / n
+
+
+def _scatter_or_gather_all(n: int) -> float:
+    return (n - 1) / n
+
+
+def _whole(n: int) -> float:
+    return 1.0
+
+
+def _nothing(n: int) -> float:
+    return 0.0
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One function of `torch.distributed`.
+
+    `function` is its name there, `name` the one that dashboards see: one spelling over all releases. `parameters` in
+    order, ``group_src@2.6`` where a later release added one. `size` is an expression for the bytes of the message on
+    this rank, over the parameters and ``here`` (the :class:`~ddtrace_pytorch.ledger.Group`: its ``rank`` and
+    ``size``), with the functions of :mod:`~ddtrace_pytorch.collectives.sizes`. `bus` goes from the group's size to
+    the factor between algorithm and bus bandwidth. `deferred` is an expression: true where the call returns before
+    it is complete. `root` names the parameter that holds the global rank of the root or peer. `since` is the first
+    release that has the function; `renamed` the first in which it only passes on to one of another row. `native` are
+    the names that torch's C++ side has for it (process-group hooks, flight recorder), without the backend.
+    """
+
+    function: str
+    parameters: str
+    size: str = "0"
+    bus: Callable[[int], float] = _nothing
+    kind: Kind = Kind.COLLECTIVE
+    deferred: str = "False"
+    root: str | None = None
+    spelling: str | None = None
+    since: tuple[int, int] = (2, 0)
+    renamed: tuple[int, int] | None = None
+    native: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.spelling or self.function
+
+    def in_release(self, release: tuple[int, int]) -> bool:
+        """Whether torch `release` has the function, as one that does the work itself."""
+        return self.since <= release and (self.renamed is None or release < self.renamed)
+
+    def parameters_in(self, release: tuple[int, int]) -> tuple[str, ...]:
+        """The parameters that the function has in torch `release`, in order."""
+        names = []
+        for name, _, since in (parameter.strip().partition("@") for parameter in self.parameters.split(",")):
+            if not since or tuple(int(part) for part in since.split(".")) <= release:
+                names.append(name)
+        return tuple(names)
+
+
+ASYNC = "async_op"
+
+OPERATIONS: tuple[Operation, ...] = (
+    Operation(
+        "all_reduce",
+        "tensor, op, group, async_op",
+        size="tensor.nbytes",
+        bus=_all_reduce,
+        deferred=ASYNC,
+        native=("allreduce", "all_reduce"),
+    ),
+    Operation(
+        "broadcast",
+        "tensor, src, group, async_op, group_src@2.6",
+        size="tensor.nbytes",
+        bus=_whole,
+        deferred=ASYNC,
+        root="src",
+        native=("broadcast",),
+    ),
+    Operation(
+        "reduce",
+        "tensor, dst, op, group, async_op, group_dst@2.6",
+        size="tensor.nbytes",
+        bus=_whole,
+        deferred=ASYNC,
+        root="dst",
+        native=("reduce",),
+    ),
+    Operation(
+        "all_gather",
+        "tensor_list, tensor, group, async_op",
+        size="total(tensor_list)",
+        bus=_scatter_or_gather_all,
+        deferred=ASYNC,
+        native=("allgather", "all_gather"),
+    ),
+    Operation(
+        "all_gather_single",
+        "output_tensor, input_tensor, group, async_op",
+        size="output_tensor.nbytes",
+        bus=_scatter_or_gather_all,
+        deferred=ASYNC,
+        spelling="all_gather_into_tensor",
+        since=(2, 13),
+        native=("_allgather_base", "_all_gather_base", "allgather_into_tensor", "all_gather_single"),
+    ),
+    Operation(
+        "all_gather_into_tensor",
+        "output_tensor, input_tensor, group, async_op",
+        size="output_tensor.nbytes",
+        bus=_scatter_or_gather_all,
+        deferred=ASYNC,
+        renamed=(2, 13),
+    ),
+    Operation(
+        "reduce_scatter",
+        "output, input_list, op, group, async_op",
+        size="total(input_list)",
+        bus=_scatter_or_gather_all,
+        deferred=ASYNC,
+        native=("reduce_scatter",),
+    ),
+    Operation(
+        "reduce_scatter_single",
+        "output, input, op, group, async_op",
+        size="input.nbytes",
+        bus=_scatter_or_gather_all,
+        deferred=ASYNC,
+        spelling="reduce_scatter_tensor",
+        since=(2, 13),
+        native=("_reduce_scatter_base", "reduce_scatter_tensor", "reduce_scatter_single"),
+    ),
+    Operation(
+        "reduce_scatter_tensor",
+        "output, input, op, group, async_op",
+        size="input.nbytes",
+        bus=_scatter_or_gather_all,
+        deferred=ASYNC,
+        renamed=(2, 13),
+    ),
+    Operation(
+        "all_to_all_single",
+        "output, input, output_split_sizes, input_split_sizes, group, async_op",
+        size="split_for_others(input, input_split_sizes, here)",
+        bus=_whole,
+        deferred=ASYNC,
+        native=("alltoall_base", "all_to_all_single"),
+    ),
+    Operation(
+        "all_to_all",
+        "output_tensor_list, input_tensor_list, group, async_op",
+        size="for_others(input_tensor_list, here)",
+        bus=_whole,
+        deferred=ASYNC,
+        native=("alltoall", "all_to_all"),
+    ),
+    Operation(
+        "gather",
+        "tensor, gather_list, dst, group, async_op, group_dst@2.6",
+        size="for_others(gather_list, here)",
+        bus=_whole,
+        deferred=ASYNC,
+        root="dst",
+        native=("gather",),
+    ),
+    Operation(
+        "scatter",
+        "tensor, scatter_list, src, group, async_op, group_src@2.6",
+        size="for_others(scatter_list, here)",
+        bus=_whole,
+        deferred=ASYNC,
+        root="src",
+        native=("scatter",),
+    ),
+    Operation(
+        "isend",
+        "tensor, dst, group, tag, group_dst@2.6",
+        size="tensor.nbytes",
+        bus=_whole,
+        kind=Kind.P2P,
+        deferred="True",
+        root="dst",
+    ),
+    Operation(
+        "irecv",
+        "tensor, src, group, tag, group_src@2.6",
+        size="tensor.nbytes",
+        bus=_whole,
+        kind=Kind.P2P,
+        deferred="True",
+        root="src",
+    ),
+    Operation(
+        "send",
+        "tensor, dst, group, tag, group_dst@2.6",
+        size="tensor.nbytes",
+        bus=_whole,
+        kind=Kind.P2P,
+        root="dst",
+        native=("send",),
+    ),
+    Operation(
+        "recv",
+        "tensor, src, group, tag, group_src@2.6",
+        size="tensor.nbytes",
+        bus=_whole,
+        kind=Kind.P2P,
+        root="src",
+        native=("recv", "recvAnysource"),
+    ),
+    Operation("barrier", "group, async_op, device_ids, timeout@2.12", deferred=ASYNC, native=("barrier",)),
+    Operation("monitored_barrier", "group, timeout, wait_all_ranks", kind=Kind.UNNUMBERED),
+    Operation(
+        "all_reduce_coalesced",
+        "tensors, op, group, async_op",
+        size="total(tensors)",
+        bus=_all_reduce,
+        deferred=ASYNC,
+        native=("allreduce_coalesced",),
+    ),
+    Operation(
+        "all_gather_coalesced",
+        "output_tensor_lists, input_tensor_list, group, async_op",
+        size="grand_total(output_tensor_lists)",
+        bus=_scatter_or_gather_all,
+        deferred=ASYNC,
+        native=("allgather_coalesced",),
+    ),
+    Operation(
+        "_coalescing_manager",
+        "group, device, async_ops@2.1",
+        kind=Kind.COALESCING,
+        spelling="coalesced",
+        deferred="async_ops",
+    ),
+    Operation("all_gather_object", "object_list, obj, group, weights_only@2.14", kind=Kind.OBJECTS),
+    Operation(
+        "gather_object",
+        "obj, object_gather_list, dst, group, group_dst@2.6, weights_only@2.14",
+        kind=Kind.OBJECTS,
+        root="dst",
+    ),
+    Operation(
+        "broadcast_object_list",
+        "object_list, src, group, device, group_src@2.6, weights_only@2.14",
+        kind=Kind.OBJECTS,
+        root="src",
+    ),
+    Operation(
+        "scatter_object_list",
+        "scatter_object_output_list, scatter_object_input_list, src, group, group_src@2.6, weights_only@2.14",
+        kind=Kind.OBJECTS,
+        root="src",
+    ),
+    Operation(
+        "send_object_list",
+        "object_list, dst, group, device, group_dst@2.6, use_batch@2.9",
+        kind=Kind.OBJECTS,
+        root="dst",
+        since=(2, 4),
+    ),
+    Operation(
+        "recv_object_list",
+        "object_list, src, group, device, group_src@2.6, use_batch@2.9, weights_only@2.14",
+        kind=Kind.OBJECTS,
+        root="src",
+        since=(2, 4),
+    ),
+)
+
+# Functions that only pass on to ones of the table, so that their calls are counted there, under its name.
+PASSED_ON = {
+    "_all_gather_base": "all_gather_into_tensor",
+    "_reduce_scatter_base": "reduce_scatter_tensor",
+    "batch_isend_irecv": "isend and irecv",
+}
+
+
+def release_of(version: str) -> tuple[int, int]:
+    """Major and minor number of a torch version; vendor builds and pre-releases count as what they lead to."""
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)

@@ -1,0 +1,75 @@
+"""What the callers of asynchronous collectives really wait: `Work.wait`, for works that a wrapper of ours saw made."""
+
+from __future__ import annotations
+
+import weakref
+from _thread import get_ident
+from collections.abc import Callable
+from time import monotonic_ns
+from typing import Any
+
+from ddtrace_pytorch.collectives.in_place import stand_aside
+from ddtrace_pytorch.ledger import Cell
+
+
+class Waits:
+    """Knows which cell a Work belongs to, without keeping the Work alive.
+
+    `Work.wait` is instrumented when the first Work is to be followed: blocking collectives call it too, and a job that
+    has no others should not pay for that.
+    """
+
+    def __init__(self, work_class: Any, in_flight: dict[int, Any]) -> None:
+        self._class = work_class
+        self._in_flight = in_flight
+        self._pending: dict[weakref.ref[Any], Cell] = {}
+        self._undo: Callable[[], None] | None = None
+        self._removed = False
+
+    def track(self, work: Any, cell: Cell) -> None:
+        """`work` is that of a call counted in `cell`."""
+        if self._undo is None and not self._removed:
+            self._undo = self._install()
+        self._pending[weakref.ref(work, self._forget)] = cell
+
+    def _forget(self, gone: weakref.ref[Any]) -> None:
+        self._pending.pop(gone, None)
+
+    def remove(self) -> None:
+        self._removed = True
+        self._pending.clear()
+        undo, self._undo = self._undo, None
+        if undo is not None:
+            undo()
+
+    def _install(self) -> Callable[[], None]:
+        kind, in_flight, pending = self._class, self._in_flight, self._pending
+        entry = kind.__dict__["wait"]
+        original = kind.wait
+        reference = weakref.ref
+
+        def wait(self: Any, *arguments: Any, **named: Any) -> Any:
+            # Blocking collectives come here too, from inside.
+            if get_ident() in in_flight:
+                return original(self, *arguments, **named)
+            cell = pending.pop(reference(self), None)
+            if cell is None:
+                return original(self, *arguments, **named)
+            started = monotonic_ns()
+            try:
+                return original(self, *arguments, **named)
+            finally:
+                took = monotonic_ns() - started
+                cell.waits += 1
+                cell.waited += took
+
+        wait.__doc__ = original.__doc__
+        kind.wait = wait
+
+        def undo() -> None:
+            if kind.__dict__.get("wait") is wait:
+                kind.wait = entry
+            else:
+                stand_aside(wait, original)
+
+        return undo

@@ -1,0 +1,159 @@
+"""The functions that run in place of torch's collectives, generated from the table.
+
+This is the hot path. What costs here (`benchmarks/collectives.py` tells): every call of a Python function, every new
+tuple, `*args`. So each wrapper has the exact signature of the function it stands for, and counts in straight-line
+code; see :mod:`ddtrace_pytorch.ledger` for why that is exact without a lock.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from _thread import get_ident
+from collections.abc import Callable
+from time import monotonic_ns
+from typing import Any
+
+from ddtrace_pytorch.border import safely
+from ddtrace_pytorch.collectives import sizes
+from ddtrace_pytorch.collectives.composites import Composite
+from ddtrace_pytorch.collectives.in_place import UnknownShape
+from ddtrace_pytorch.collectives.surface import Kind, Operation
+from ddtrace_pytorch.ledger import Cell, How, Ledger
+
+# Who is in a collective right now: thread -> (cell, start) or a Composite. What a thread in here calls is part of that
+# call: torch.function modes and tensor subclasses enter a function twice, and *_object functions call others.
+InFlight = dict[int, Any]
+# What is to be done with the Work of a call that returned before it was complete.
+Track = Callable[[Any, Cell], object]
+
+_LEAF = """
+def make(_original, _waited, _issued, _find, _in_flight, _track):
+    def {name}({parameters}):
+        _cell = {line}.get(_id(group)) or _find({deferred}, group)
+        _me = _get_ident()
+        if _cell is None or _me in _in_flight:
+            return _inside(_in_flight.get(_me), _cell, {arguments})
+        _started = _now()
+        _in_flight[_me] = _cell, _started
+        try:
+            _result = _original({arguments})
+        except _BaseException:
+            _cell.errors += 1
+            raise
+        finally:
+            del _in_flight[_me]
+        _took = _now() - _started
+        _bucket = _took.bit_length()
+        here = _cell.group
+        try:
+            _size = {size}
+        except _Exception:
+            _size = 0
+            _cell.unsized += 1
+        {track}
+        _cell.count += 1
+        _cell.bytes += _size
+        _cell.time += _took
+        _cell.buckets[_bucket] += 1
+        {number}
+        if {noteworthy}:
+            _cell.note(_started, _took, _size, _key)
+        return _result
+
+    def _inside(_outer, _cell, {arguments}):
+        _started = _now()
+        _result = _original({arguments})
+        if _cell is not None and _outer.__class__ is _Composite:
+            here = _cell.group
+            try:
+                _size = {size}
+            except _Exception:
+                _size = 0
+                _outer.unsized += 1
+            _outer.holds(_cell, _started, _now() - _started, _size)
+        return _result
+
+    return {name}
+"""
+
+
+def leaf(operation: Operation, ledger: Ledger, in_flight: InFlight, track: Track) -> Callable[..., Any]:
+    """What makes the wrapper of an operation that does its work itself out of the function it wraps.
+
+    Raises :class:`UnknownShape` if that function lacks parameters that the table's row speaks of.
+    """
+
+    def around(original: Callable[..., Any]) -> Callable[..., Any]:
+        parameters = inspect.signature(original).parameters
+        _check(operation, parameters)
+        numbered = operation.kind is Kind.COLLECTIVE
+        maybe = operation.deferred not in ("True", "False")
+        names = list(parameters)
+        source = _LEAF.format(
+            name=original.__name__,
+            parameters=", ".join(
+                name if one.default is one.empty else f"{name}=_defaults[{names.index(name)}]"
+                for name, one in parameters.items()
+            ),
+            arguments=", ".join(names),
+            size=operation.size,
+            deferred=operation.deferred,
+            line=f"(_issued if {operation.deferred} else _waited)"
+            if maybe
+            else ("_issued" if operation.deferred == "True" else "_waited"),
+            track="pass"
+            if operation.deferred == "False"
+            else f"if {operation.deferred} and _result is not None: _track(_result, _cell)",
+            number="here.calls = _key = here.calls + 1" if numbered else "_key = 0",
+            noteworthy="_took > _cell.notable" + (" or _key >= here.sampled" if numbered else ""),
+        )
+        namespace: dict[str, Any] = {
+            "__name__": __name__,
+            "_defaults": [one.default for one in parameters.values()],
+            "_id": id,
+            "_get_ident": get_ident,
+            "_now": monotonic_ns,
+            "_Exception": Exception,
+            "_BaseException": BaseException,
+            "_Composite": Composite,
+            **{name: getattr(sizes, name) for name in sizes.__all__},
+        }
+        exec(_compiled(source, original), namespace)
+        make: Callable[..., Callable[..., Any]] = namespace["make"]
+
+        cell_of = safely("look up a process group")(ledger.cell)
+
+        def find(deferred: Any, group: Any) -> Cell | None:
+            return cell_of(operation.name, How.ISSUED if deferred else How.WAITED, numbered, group)
+
+        waited = ledger.line(operation.name, How.WAITED)
+        issued = ledger.line(operation.name, How.ISSUED)
+        return make(original, waited, issued, find, in_flight, track)
+
+    return around
+
+
+def _check(operation: Operation, parameters: Any) -> None:
+    needed = {node.id for node in ast.walk(ast.parse(operation.size)) if isinstance(node, ast.Name)}
+    needed |= {node.id for node in ast.walk(ast.parse(operation.deferred)) if isinstance(node, ast.Name)}
+    missing = (needed | {"group"}) - set(parameters) - set(sizes.__all__) - {"here"}
+    if missing:
+        raise UnknownShape(f"{operation.function} has no parameter {', '.join(sorted(missing))}")
+    odd = [name for name, one in parameters.items() if one.kind is not one.POSITIONAL_OR_KEYWORD]
+    if odd:
+        raise UnknownShape(f"{operation.function} has parameters of another kind: {', '.join(odd)}")
+
+
+def _compiled(source: str, original: Callable[..., Any]) -> Any:
+    """`source` compiled as if all of it stood where `original` is defined.
+
+    Dynamo decides by the file whether to look into a function that it meets; it should do with ours as with theirs.
+    """
+    code = inspect.unwrap(original).__code__
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if hasattr(node, "lineno"):
+            node.lineno = node.end_lineno = code.co_firstlineno  # type: ignore[attr-defined]
+            node.col_offset = node.end_col_offset = 0  # type: ignore[attr-defined]
+    return compile(tree, code.co_filename, "exec")

@@ -1,0 +1,325 @@
+"""Exact totals of what a rank does, in constant memory. No torch in here.
+
+A :class:`Cell` is one line of the ledger: one operation on one group, waited for or not. The training threads add to
+it in straight-line code without a single call in between, which the interpreter never interrupts (a thread switch
+happens at calls and backward jumps only), so totals are exact without a lock. The wrappers that do most of the adding
+are generated (:mod:`ddtrace_pytorch.collectives.wrappers`) and have these lines inlined.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from types import CodeType, FrameType
+from typing import Any, Protocol
+
+from ddtrace_pytorch.histogram import BUCKETS, percentile
+from ddtrace_pytorch.sampling import following, level_for
+
+NEVER = sys.maxsize
+
+SAMPLES_A_BEAT = 20
+# Notable calls (slow ones, or all in the modes that ask for it) held between two beats; beyond that they are counted.
+NOTABLE_HELD = 4_096
+
+
+class How(Enum):
+    """How the calls of a cell were made, and so what their time means."""
+
+    WAITED = "waited"  # the caller came back when it was complete (or, on a GPU, in the stream's order)
+    ISSUED = "issued"  # the caller came back at once and may wait later
+    NATIVE = "native"  # made by torch's C++ side, seen through the group's own hooks: no time
+
+
+class Group:
+    """One process group as far as the ledger cares; it never holds the process group itself.
+
+    `name` is torch's, the same on every member; `label` what a person calls it (``dp``, ``world``); `ranks` the global
+    ranks in the group's order; `calls` the number of collectives that were issued on it, which all its ranks agree on;
+    `sampled` the number of the next one to be recorded by itself.
+    """
+
+    __slots__ = (
+        "backend",
+        "calls",
+        "calls_at_beat",
+        "cells",
+        "crosses_nodes",
+        "label",
+        "launched_before",
+        "level",
+        "name",
+        "process_group",
+        "rank",
+        "ranks",
+        "sampled",
+        "samples",
+        "size",
+    )  # fmt: skip
+
+    def __init__(self, name: str, label: str, backend: str, ranks: tuple[int, ...], rank: int) -> None:
+        self.name = name
+        self.label = label
+        self.backend = backend
+        self.ranks = ranks
+        self.rank = rank
+        self.size = len(ranks)
+        self.crosses_nodes: bool | None = None
+        self.calls = 0
+        self.sampled = 1
+        self.level = 0
+        self.samples = 0
+        self.calls_at_beat = 0
+        self.cells: dict[tuple[str, How], Cell] = {}
+        self.process_group: weakref.ref[Any] | None = None
+        # What torch had counted on it before we came.
+        self.launched_before: int | None = None
+
+
+@dataclass(frozen=True)
+class Note:
+    """One call worth telling of by itself. `started` on the monotonic clock, both times in ns; `code` and `instruction`
+    say where the user's code made it."""
+
+    cell: Cell
+    started: int
+    took: int
+    size: int
+    key: int
+    code: CodeType | None
+    instruction: int
+
+
+class Cell:
+    """Totals of one operation on one group, of calls made in one way. `numbered`: they are among the group's `calls`.
+
+    `time` and `slowest` in ns of the caller's time; `buckets[b]` counts calls of less than 2**b ns, and at least half
+    of that; `waits` and `waited` are what callers of deferred calls then waited for them.
+    """
+
+    __slots__ = (
+        "buckets",
+        "bytes",
+        "count",
+        "errors",
+        "group",
+        "how",
+        "ledger",
+        "notable",
+        "numbered",
+        "operation",
+        "slow",
+        "slowest",
+        "slowest_at",
+        "slowest_code",
+        "time",
+        "unsized",
+        "waited",
+        "waits",
+    )  # fmt: skip
+
+    def __init__(self, ledger: Ledger, operation: str, group: Group, how: How, numbered: bool) -> None:
+        self.ledger = ledger
+        self.operation = operation
+        self.group = group
+        self.how = how
+        self.numbered = numbered
+        self.count = self.bytes = self.time = self.errors = self.unsized = 0
+        self.buckets = [0] * BUCKETS
+        self.slowest = -1
+        self.slowest_code: CodeType | None = None
+        self.slowest_at = 0
+        self.waits = self.waited = 0
+        # A call longer than `slow` is told of by itself; one longer than `notable` is worth a look: the lesser of
+        # `slow` and `slowest`.
+        self.slow = ledger.slow_for(self)
+        self.notable = min(self.slow, self.slowest)
+
+    def add(self, started: int, took: int, size: int) -> None:
+        """Count one call, from a place that isn't generated."""
+        bucket = took.bit_length()
+        here = self.group
+        self.count += 1
+        self.bytes += size
+        self.time += took
+        self.buckets[bucket] += 1
+        key = here.calls
+        if took > self.notable or (self.numbered and key >= here.sampled):
+            self.note(started, took, size, key)
+
+    def note(self, started: int, took: int, size: int, key: int) -> None:
+        """Look closer at a call that was longer than `notable`, or whose number was to be sampled."""
+        here = self.group
+        if self.numbered and key >= here.sampled:
+            if key == here.sampled and here.samples < SAMPLES_A_BEAT:
+                here.samples += 1
+                self.ledger.samples.append((self, key, started, took, size))
+            here.sampled = following(key, here.level)
+        if took <= self.notable:
+            return
+        frame = users_frame(sys._getframe(1))
+        code, instruction = (frame.f_code, frame.f_lasti) if frame is not None else (None, 0)
+        slow = self.slow
+        if took > self.slowest:
+            self.slowest = took
+            self.slowest_code = code
+            self.slowest_at = instruction
+            self.notable = slow if slow < took else took
+        if took > slow:
+            self.ledger.remember(Note(self, started, took, size, key, code, instruction))
+
+
+def users_frame(frame: FrameType | None) -> FrameType | None:
+    """The first frame outside of torch's and our own code, going outwards."""
+    while frame is not None and _is_inside(frame.f_globals.get("__name__") or ""):
+        frame = frame.f_back
+    return frame
+
+
+def _is_inside(module: str) -> bool:
+    return module.partition(".")[0] in (
+        "torch",
+        "ddtrace_pytorch",
+        "contextlib",
+        "typing_extensions",
+        "warnings",
+        "wrapt",
+    )
+
+
+class Groups(Protocol):
+    """What the ledger asks about process groups."""
+
+    def actual(self, process_group: Any) -> Any:
+        """`process_group`, or the default one for None."""
+
+    def describe(self, process_group: Any) -> Group | None:
+        """Who that is; None if this rank is not in it."""
+
+
+class Ledger:
+    """All cells of one session, and what was noted since the last beat.
+
+    A wrapper looks its cell up in a *line*: a dictionary from ``id(process group)`` to the cell. A group that dies
+    leaves every line at once, so that an id is never taken for that of its successor; nothing here keeps it alive.
+    """
+
+    def __init__(self, groups: Groups, slow: int = NEVER, each: Callable[[Group], bool] = lambda here: False) -> None:
+        """`slow` in ns: a call that takes longer, and eight times its operation's p99, is noted by itself; on groups
+        that `each` is true of, every call is."""
+        self.groups: list[Group] = []
+        self.samples: deque[tuple[Cell, int, int, int, int]] = deque(maxlen=1_024)
+        self.notes: deque[Note] = deque()
+        self.notes_lost = 0
+        self._slow = slow
+        self._each = each
+        self._ask = groups
+        self._lock = threading.Lock()
+        self._lines: dict[tuple[str, How], dict[int, Cell]] = {}
+        self._known: dict[int, Group] = {}
+        self._closed = False
+
+    def line(self, operation: str, how: How) -> dict[int, Cell]:
+        """Where the wrapper of `operation` looks up the cell of a process group; :meth:`cell` adds what is missing."""
+        return self._lines.setdefault((operation, how), {})
+
+    def cell(self, operation: str, how: How, numbered: bool, process_group: Any) -> Cell | None:
+        """The cell for a call on `process_group` (None: the default one), from now on in the line as well.
+
+        None if this rank is not in the group, or the ledger is closed.
+        """
+        with self._lock:
+            here = None if self._closed else self._group(process_group)
+            if here is None:
+                return None
+            found = here.cells.get((operation, how))
+            if found is None:
+                found = here.cells[operation, how] = Cell(self, operation, here, how, numbered)
+            self.line(operation, how)[id(process_group)] = found
+            return found
+
+    def group(self, process_group: Any) -> Group | None:
+        """The group of `process_group` (None: the default one); None if this rank is not in it."""
+        with self._lock:
+            return None if self._closed else self._group(process_group)
+
+    def _group(self, process_group: Any) -> Group | None:
+        actual = self._ask.actual(process_group)
+        known = self._known.get(id(actual))
+        if known is None:
+            known = self._ask.describe(actual)
+            if known is not None:
+                known.process_group = weakref.ref(actual, _Farewell(self, id(actual)))
+                self._known[id(actual)] = known
+                self.groups.append(known)
+        return known
+
+    def slow_for(self, cell: Cell) -> int:
+        """From how many ns on a call of `cell` is noted by itself."""
+        if self._each(cell.group):
+            return -1
+        return max(self._slow, round(8 * percentile(cell.buckets, 0.99, cell.slowest))) if cell.count else self._slow
+
+    def remember(self, note: Note) -> None:
+        if len(self.notes) < NOTABLE_HELD:
+            self.notes.append(note)
+        else:
+            self.notes_lost += 1
+
+    def take_notes(self) -> tuple[list[Note], int]:
+        """The calls noted since the last time, and how many more there were than could be held."""
+        notes = [self.notes.popleft() for _ in range(len(self.notes))]
+        lost, self.notes_lost = self.notes_lost, 0
+        return notes, lost
+
+    def take_samples(self) -> list[tuple[Cell, int, int, int, int]]:
+        """The sampled calls since the last time: cell, number, start (monotonic) and duration in ns, bytes."""
+        return [self.samples.popleft() for _ in range(len(self.samples))]
+
+    def beat(self) -> None:
+        """Once a second: how much to sample, and what is slow, by what has been counted."""
+        groups = list(self.groups)
+        busy = sum(here.calls > here.calls_at_beat for here in groups)
+        for here in groups:
+            calls, before = here.calls, here.calls_at_beat
+            here.calls_at_beat = calls
+            here.samples = 0
+            if calls > before:
+                here.level = level_for(calls - before, max(1, SAMPLES_A_BEAT // busy))
+            for cell in tuple(here.cells.values()):
+                cell.slow = self.slow_for(cell)
+                cell.notable = min(cell.slow, cell.slowest)
+
+    def close(self) -> None:
+        """From here on nothing is counted."""
+        with self._lock:
+            self._closed = True
+            for line in self._lines.values():
+                line.clear()
+            self._known.clear()
+
+    def forget(self, here: Group) -> None:
+        """Drop a group that is gone, once its totals are told."""
+        self.groups.remove(here)
+
+
+class _Farewell:
+    """Takes a process group that dies out of the ledger, whose owner may be gone before it."""
+
+    def __init__(self, ledger: Ledger, identity: int) -> None:
+        self._ledger = weakref.ref(ledger)
+        self._identity = identity
+
+    def __call__(self, _: object) -> None:
+        # Runs wherever the last reference is dropped, perhaps inside of Ledger.cell: so without its lock. Each step
+        # is one that the interpreter does in one go.
+        ledger = self._ledger()
+        if ledger is not None:
+            ledger._known.pop(self._identity, None)
+            for line in tuple(ledger._lines.values()):
+                line.pop(self._identity, None)
