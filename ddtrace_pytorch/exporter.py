@@ -20,7 +20,7 @@ from ddtrace_pytorch.clock import Clock
 from ddtrace_pytorch.runlog.writer import MIB, LogUnusable, RunLogFile, RunLogQueue, RunLogWriter, log_directory
 from ddtrace_pytorch.settings import Settings
 from ddtrace_pytorch.spans import SpanRecord
-from ddtrace_pytorch.termination import leave_signals_to_others
+from ddtrace_pytorch.threads import leave_signals_to_others
 
 ASK_AGAIN_SECONDS = 60.0
 FRESH_SECONDS = 1.0

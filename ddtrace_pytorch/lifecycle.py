@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from ddtrace_pytorch.border import safely
 from ddtrace_pytorch.spans import End
-from ddtrace_pytorch.termination import Handler, on_main_thread
+from ddtrace_pytorch.termination import Handler
+from ddtrace_pytorch.threads import on_main_thread
 from ddtrace_pytorch.training import frameworks
 from ddtrace_pytorch.training.steps import Steps
 

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ddtrace_pytorch.border import safely
-from ddtrace_pytorch.termination import SignalPipe, leave_signals_to_others
+from ddtrace_pytorch.signal_pipe import SignalPipe
+from ddtrace_pytorch.threads import leave_signals_to_others
 
 
 @dataclass

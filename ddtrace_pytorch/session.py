@@ -18,6 +18,7 @@ from typing import Any
 
 from ddtrace_pytorch import parenthood
 from ddtrace_pytorch.border import safely, warn_once
+from ddtrace_pytorch.c_signals import die
 from ddtrace_pytorch.clock import Clock
 from ddtrace_pytorch.collectives.observer import Collectives
 from ddtrace_pytorch.exporter import Exporter
@@ -30,7 +31,8 @@ from ddtrace_pytorch.pulse import Pulse, task
 from ddtrace_pytorch.rank_span import RankSpan
 from ddtrace_pytorch.settings import Settings
 from ddtrace_pytorch.spans import End, Fact
-from ddtrace_pytorch.termination import Handler, die, leave_signals_to_others, on_main_thread
+from ddtrace_pytorch.termination import Handler
+from ddtrace_pytorch.threads import leave_signals_to_others, on_main_thread
 
 BEAT_SECONDS = 1.0
 FIRST_SNAPSHOT_SECONDS = 10.0

@@ -327,3 +327,27 @@ def test_a_rendezvous_nobody_comes_to_can_be_terminated(agent: Agent, jobs: Jobs
     until(lambda: blocked_in_cpp(pair.ranks[0]), 30, "it is blocked")
     pair.terminate()
     assert pair.ranks[0].wait(10).returncode == -signal.SIGTERM
+
+
+WAITING = (
+    INIT
+    + """
+    import subprocess
+    dist.init_process_group("gloo")
+    dist.destroy_process_group()
+    child = subprocess.Popen(["sleep", "60"])
+    say("waiting")
+    child.wait()
+"""
+)
+
+
+def test_a_system_call_that_waits_after_the_group_is_gone_is_interrupted(
+    agent: Agent, jobs: Jobs, tmp_path: Path
+) -> None:
+    pair = Pair(jobs, agent, tmp_path / "log", WAITING, world_size=1)
+    pair.says("waiting")
+    until(lambda: blocked_in_cpp(pair.ranks[0]), 30, "it is blocked")
+    pair.terminate()
+    assert pair.ranks[0].wait(10).returncode == -signal.SIGTERM
+    assert received(agent)["meta"]["pytorch.end_reason"] == "destroyed"
