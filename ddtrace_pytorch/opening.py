@@ -14,7 +14,7 @@ from typing import Any
 
 from ddtrace.trace import tracer
 
-from ddtrace_pytorch.identity import job as jobs
+from ddtrace_pytorch.identity import place
 from ddtrace_pytorch.identity.describe import Member
 from ddtrace_pytorch.session import Session
 from ddtrace_pytorch.settings import load as load_settings
@@ -37,8 +37,8 @@ def member_of_group(distributed: Any, ordinal: int, generated_id: str | None) ->
 
 def member_of_failed_group(arguments: Mapping[str, Any], ordinal: int, generated_id: str | None) -> Member:
     """As much of this process' place as is known where `init_process_group(**arguments)` raised."""
-    rank = _known(arguments.get("rank"), jobs.rank_hint(os.environ)[0])
-    world_size = _known(arguments.get("world_size"), jobs.world_size_hint(os.environ)[0])
+    rank = _known(arguments.get("rank"), place.rank_hint(os.environ)[0])
+    world_size = _known(arguments.get("world_size"), place.world_size_hint(os.environ)[0])
     return Member(
         rank=rank or 0,
         world_size=world_size or 1,

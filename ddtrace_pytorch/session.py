@@ -22,7 +22,7 @@ from ddtrace_pytorch.c_signals import die
 from ddtrace_pytorch.clock import Clock
 from ddtrace_pytorch.collectives.observer import Collectives
 from ddtrace_pytorch.exporter import Exporter
-from ddtrace_pytorch.identity import describe, runtime
+from ddtrace_pytorch.identity import describe, place, runtime
 from ddtrace_pytorch.identity import device as devices
 from ddtrace_pytorch.identity import job as jobs
 from ddtrace_pytorch.identity.describe import Member
@@ -223,7 +223,7 @@ class Session:
         cuda_build = getattr(torch.version, "cuda", None) is not None
         local = self.member.device_index
         if local is None:
-            local = jobs.local_rank_hint(os.environ)[0] or 0
+            local = place.local_rank_hint(os.environ)[0] or 0
         device = devices.find(local, os.environ.get("CUDA_VISIBLE_DEVICES")) if cuda_build else None
         self._know_device(device or devices.Device("cpu"))
         self.learn(runtime.cudnn_version(torch))

@@ -1,9 +1,8 @@
 """Which GPU this rank uses, asked of NVML, so that CUDA is never initialised by us.
 
 A process that initialises CUDA can no longer fork workers that use it, and makes a context that takes memory; NVML
-does neither. What NVML does not know is which GPU CUDA calls number 0: ``CUDA_VISIBLE_DEVICES`` renumbers them, and is
-read here the way the driver reads it (seen with driver 580 on a host with two GPUs; the rules for MIG slices follow
-NVIDIA's guide and were not seen).
+does neither. What NVML does not know is which GPU CUDA calls number 0: ``CUDA_VISIBLE_DEVICES`` renumbers them
+(:mod:`~ddtrace_pytorch.identity.visible_devices`).
 Integers in it are taken to be NVML's numbers (PCI order). Without ``CUDA_DEVICE_ORDER=PCI_BUS_ID`` the driver puts the
 fastest GPU first instead, which differs only where the GPUs of one host do; :func:`with_torch_properties` puts that
 right as soon as the user's own code has initialised CUDA.
@@ -11,10 +10,11 @@ right as soon as the user's own code has initialised CUDA.
 
 from __future__ import annotations
 
-import re
 import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+from ddtrace_pytorch.identity.visible_devices import Entry, canonical_uuid, visible_entries
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,10 +22,6 @@ if TYPE_CHECKING:
 # Far more than hosts have; so that a broken driver cannot keep us asking.
 MOST_GPUS = 64
 MOST_SLICES = 16
-
-_ORDINAL = re.compile(r"\s*([+-]?)0*(\d{1,9})(?!\d)", re.ASCII)
-_OLD_SLICE = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/(\d{1,9})/(\d{1,9})", re.ASCII)
-_UUID_LETTERS = 36
 
 
 @dataclass(frozen=True)
@@ -63,54 +59,6 @@ class Device:
             "device.gpu.parent": self.parent_uuid,
         }
         return {tag: value for tag, value in facts.items() if value is not None}
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One entry of ``CUDA_VISIBLE_DEVICES``: an `ordinal`, or a `uuid` (perhaps only its beginning).
-
-    With `instance` the entry is ``MIG-<uuid of the GPU>/<GPU instance>/<compute instance>``, the spelling of drivers
-    before 470, and `uuid` is the GPU's.
-    """
-
-    ordinal: int | None = None
-    uuid: str = ""
-    instance: tuple[int, int] | None = None
-
-    @property
-    def kind(self) -> str:
-        if self.ordinal is not None:
-            return "ordinal"
-        return "MIG" if self.instance else self.uuid[:3]
-
-
-def canonical_uuid(text: str) -> str:
-    """One spelling for what torch prints (bare), NVML prints (``GPU-…``) and people type: prefix, then lower case."""
-    bare = text.strip()
-    prefix = bare[:4].upper()
-    if prefix in ("GPU-", "MIG-"):
-        return prefix + bare[4:].lower()
-    return "GPU-" + bare.lower()
-
-
-def visible_entries(text: str | None) -> tuple[Entry, ...] | None:
-    """``CUDA_VISIBLE_DEVICES`` as the driver reads it; None (unset) means every GPU, an empty tuple none.
-
-    The list ends before the first entry that is no device name, or not of the first one's kind: ``0,,1`` is GPU 0, and
-    so is ``GPU-…,1``'s first. An integer may have blanks before it and anything after it. A UUID may be cut short, its
-    prefix is in capitals and nothing comes before it. A device named twice hides them all.
-    """
-    if text is None:
-        return None
-    entries: list[Entry] = []
-    for part in text.split(","):
-        entry = _entry(part)
-        if entry is None or (entries and entry.kind != entries[0].kind):
-            break
-        if entry in entries:
-            return ()
-        entries.append(entry)
-    return tuple(entries)
 
 
 def find(local_index: int | None, visible: str | None, nvml: Any = None) -> Device | None:
@@ -187,22 +135,6 @@ class _Board:
 
     uuid: str
     devices: tuple[_Found, ...]
-
-
-def _entry(part: str) -> Entry | None:
-    ordinal = _ORDINAL.match(part)
-    if ordinal:
-        sign, digits = ordinal.groups()
-        number = int(digits)
-        return None if sign == "-" and number else Entry(ordinal=number)
-    old = _OLD_SLICE.match(part)
-    if old:
-        gpu, *instance = old.groups()
-        return Entry(uuid=canonical_uuid(gpu), instance=(int(instance[0]), int(instance[1])))
-    prefix, rest = part[:4], part[4 : 4 + _UUID_LETTERS]
-    if prefix in ("GPU-", "MIG-") and rest:
-        return Entry(uuid=prefix + rest.lower())
-    return None
 
 
 def _ask(nvml: Any, function: str, *arguments: Any) -> Any:

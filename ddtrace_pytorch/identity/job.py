@@ -24,15 +24,14 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddtrace_pytorch.identity.values import LONGEST_VALUE, clean, whole_number
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-LONGEST_VALUE = 200
 MOST_METADATA = 32
 
 _NO_ID = frozenset(("", "0", "none", "null", "undefined", "empty"))
-
-Hint = tuple[int | None, str | None]
 
 
 @dataclass(frozen=True)
@@ -252,13 +251,6 @@ class Job:
     complaints: tuple[str, ...]
 
 
-def clean(raw: str) -> str:
-    """`raw` as one line of printable characters, at most :data:`LONGEST_VALUE` long; blank runs become one blank."""
-    head = raw.strip()[: 8 * LONGEST_VALUE]
-    printable = "".join(letter if letter.isprintable() else " " for letter in head)
-    return " ".join(printable.split())[:LONGEST_VALUE].rstrip()
-
-
 def identify(environ: Mapping[str, str]) -> Job:
     """Read :data:`LAUNCHERS` against `environ`. Never raises; what cannot be read is left out with a complaint."""
     complaints: list[str] = []
@@ -312,60 +304,6 @@ def identify(environ: Mapping[str, str]) -> Job:
     )
 
 
-def rank_hint(environ: Mapping[str, str]) -> Hint:
-    """The rank this process probably has, and the variable that says so; for a rendezvous that failed.
-
-    After a rendezvous torch knows better, always. ``RANK`` is passed over where it is known to number nodes.
-    Variables of MPI come before SLURM's: what mpirun starts inside an allocation inherits the batch step's
-    ``SLURM_PROCID``, 0 everywhere.
-    """
-    return _first_number(
-        environ,
-        (
-            *(() if _rank_is_a_nodes(environ) else ("RANK",)),
-            "OMPI_COMM_WORLD_RANK",
-            "MV2_COMM_WORLD_RANK",
-            "JSM_NAMESPACE_RANK",
-            "PMIX_RANK",
-            "PMI_RANK",
-            "SLURM_PROCID",
-        ),
-        least=0,
-    )
-
-
-def world_size_hint(environ: Mapping[str, str]) -> Hint:
-    """The number of ranks there probably are, and the variable that says so; see :func:`rank_hint`."""
-    return _first_number(
-        environ,
-        (
-            *(() if _rank_is_a_nodes(environ) else ("WORLD_SIZE",)),
-            "OMPI_COMM_WORLD_SIZE",
-            "MV2_COMM_WORLD_SIZE",
-            "JSM_NAMESPACE_SIZE",
-            "PMI_SIZE",
-            "SLURM_NTASKS",
-        ),
-        least=1,
-    )
-
-
-def local_rank_hint(environ: Mapping[str, str]) -> Hint:
-    """This process' number on its host, and the variable that says so; see :func:`rank_hint`."""
-    return _first_number(
-        environ,
-        (
-            "LOCAL_RANK",
-            "OMPI_COMM_WORLD_LOCAL_RANK",
-            "MV2_COMM_WORLD_LOCAL_RANK",
-            "JSM_NAMESPACE_LOCAL_RANK",
-            "MPI_LOCALRANKID",
-            "SLURM_LOCALID",
-        ),
-        least=0,
-    )
-
-
 def _launcher(present: list[Launcher]) -> str | None:
     if TORCHRUN in present:
         return TORCHRUN.word
@@ -412,7 +350,7 @@ def _read_count(counter: Counter, environ: Mapping[str, str], complaints: list[s
     raw = environ.get(counter.variable, "").strip()
     if not raw:
         return None
-    number = _whole_number(raw)
+    number = whole_number(raw)
     if number is None or number < counter.first:
         shown = clean(raw)[:40]
         complaints.append(f"{counter.variable}={shown!r} is not a whole number from {counter.first}; not counted")
@@ -446,23 +384,3 @@ def _ray_metadata(environ: Mapping[str, str], complaints: list[str]) -> dict[str
         if name and value:
             tags[f"ray.metadata.{name}"] = value
     return tags
-
-
-def _whole_number(raw: str) -> int | None:
-    text = raw.strip()
-    return int(text) if len(text) <= 9 and text.isascii() and text.isdigit() else None
-
-
-def _first_number(environ: Mapping[str, str], variables: Iterable[str], least: int) -> Hint:
-    for variable in variables:
-        number = _whole_number(environ.get(variable, ""))
-        if number is not None and number >= least:
-            return number, variable
-    return None, None
-
-
-def _rank_is_a_nodes(environ: Mapping[str, str]) -> bool:
-    """Under DLRover and Kubeflow ``RANK`` numbers nodes until an agent on the node, which sets ``LOCAL_RANK``,
-    gives each worker its own."""
-    node_ranks = any(variable == "ELASTIC_JOB_NAME" or variable.startswith("PET_") for variable in environ)
-    return node_ranks and not environ.get("LOCAL_RANK", "").strip()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ddtrace_pytorch.identity.job import clean
+from ddtrace_pytorch.identity.values import clean, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -68,10 +68,9 @@ def environment_facts(environ: Mapping[str, str]) -> dict[str, str | int]:
     facts: dict[str, str | int] = {}
     for tag, variables, is_number in ENVIRONMENT_FACTS:
         text = next((clean(environ[variable]) for variable in variables if environ.get(variable, "").strip()), "")
-        if not is_number and text:
-            facts[tag] = text
-        elif is_number and len(text) <= 9 and text.isascii() and text.isdigit():
-            facts[tag] = int(text)
+        value = whole_number(text) if is_number else text or None
+        if value is not None:
+            facts[tag] = value
     if "CUDA_VISIBLE_DEVICES" in environ:
         facts.setdefault("device.cuda.visible_devices", "")
     return facts

@@ -11,93 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddtrace_pytorch.identity.device import (
-    Device,
-    Entry,
-    canonical_uuid,
-    find,
-    visible_entries,
-    with_torch_properties,
-)
+from ddtrace_pytorch.identity.device import Device, find, with_torch_properties
 
 FAKE = Path(__file__).with_name("fake_nvml.py")
 _spec = importlib.util.spec_from_file_location("fake_nvml", FAKE)
 fake_nvml = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(fake_nvml)
 FakeNvml, GPUS, SLICES, GIB = fake_nvml.FakeNvml, fake_nvml.GPUS, fake_nvml.SLICES, fake_nvml.GIB
-
-A, B = "GPU-c6909485-c86b-edbd-daee-2c5fa831cf57", "GPU-2bbcf4c4-1012-f1f9-4ba8-21adfca399f5"
-
-
-# What driver 580 made of such texts on a host with two GPUs, A and B. Lists that end at a number or UUID without a GPU
-# are the business of `find`.
-SEEN = [
-    ("", []),
-    ("-1", []),
-    ("NoDevFiles", []),
-    ("0", [0]),
-    ("1,0", [1, 0]),
-    ("0,,1", [0]),
-    (",1", []),
-    ("0,0", []),
-    ("1,0,1", []),
-    ("0,-1,1", [0]),
-    (" 1", [1]),
-    ("1 ", [1]),
-    ("1, 0", [1, 0]),
-    ("\n1", [1]),
-    ("1\t", [1]),
-    ("+1", [1]),
-    ("01", [1]),
-    ("-0", [0]),
-    ("--1", []),
-    ("1-0", [1]),
-    ("1abc", [1]),
-    ("0x1", [0]),
-    ("1;0", [1]),
-    ("0 1", [0]),
-    ("0.5", [0]),
-    ("0,NoDevFiles", [0]),
-    ("NoDevFiles,0", []),
-    ("all", []),
-    ("none", []),
-    ("void", []),
-    ("99999999999999999999", []),
-    ("9" * 5000, []),
-    ("GPU", []),
-    ("G", []),
-    (A, [A]),
-    ("GPU-C6909485", ["GPU-c6909485"]),
-    ("gpu-c6909485", []),
-    (A + ",1", [A]),
-    ("1," + A, [1]),
-    (B + "," + A, [B, A]),
-    (A + "," + A, []),
-    (A + " ", [A]),
-    (A + "x", [A]),
-    (" " + A, []),
-    (A + ", " + B, [A]),
-    (A[4:], []),
-]
-
-
-@pytest.mark.parametrize(("text", "expected"), SEEN)
-def test_the_list_is_read_as_the_driver_reads_it(text, expected):
-    entries = visible_entries(text)
-    assert [entry.uuid or entry.ordinal for entry in entries] == expected
-
-
-def test_unset_means_all_and_is_not_the_same_as_empty():
-    assert visible_entries(None) is None
-    assert visible_entries("") == ()
-
-
-def test_both_spellings_of_a_slice_are_read():
-    assert visible_entries("MIG-GPU-8932f937-d72c-4106-c12f-20bd9faed9f6/1/2") == (
-        Entry(uuid="GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", instance=(1, 2)),
-    )
-    assert visible_entries(SLICES[0]) == (Entry(uuid=SLICES[0]),)
-    assert visible_entries(SLICES[0] + ",0") == (Entry(uuid=SLICES[0]),)
 
 
 @pytest.mark.parametrize(
@@ -257,20 +177,6 @@ def test_no_list_makes_it_raise_or_leave_nvml_open(local_rank, visible):
     device = find(local_rank, visible, nvml)
     assert nvml.sessions == 0
     assert device is None or device.uuid in GPUS + SLICES
-
-
-@pytest.mark.parametrize(
-    ("text", "spelling"),
-    [
-        (A, A),
-        (A[4:], A),
-        (A.upper(), A),
-        (f" {A.lower()}\n", A),
-        ("mig-" + SLICES[0][4:].upper(), SLICES[0]),
-    ],
-)
-def test_a_uuid_has_one_spelling(text, spelling):
-    assert canonical_uuid(text) == spelling
 
 
 def test_torch_adds_what_nvml_does_not_know():

@@ -8,16 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ddtrace_pytorch.identity.job import (
-    LAUNCHERS,
-    LONGEST_VALUE,
-    MOST_METADATA,
-    clean,
-    identify,
-    local_rank_hint,
-    rank_hint,
-    world_size_hint,
-)
+from ddtrace_pytorch.identity.job import LAUNCHERS, MOST_METADATA, identify
+from ddtrace_pytorch.identity.values import LONGEST_VALUE, clean
 
 VARIABLES = sorted(
     {name.variable for row in LAUNCHERS for name in row.ids}
@@ -26,7 +18,7 @@ VARIABLES = sorted(
     | {row.attempt.variable for row in LAUNCHERS if row.attempt}
     | {variable for row in LAUNCHERS for variable in row.signs}
     | {row.given[0] for row in LAUNCHERS if row.given}
-    | {"DD_PYTORCH_JOB_ID", "_DD_RAY_RUN_METADATA", "RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID"}
+    | {"DD_PYTORCH_JOB_ID", "_DD_RAY_RUN_METADATA"}
 )
 
 
@@ -314,68 +306,13 @@ def test_no_environment_makes_it_raise_or_leak_anything_but_short_clean_lines(en
     assert job.restart_count.isdigit()
     assert (job.id is None) == (job.source is None)
     assert job.attempt is None or job.attempt >= 0
-    for hint in (rank_hint, world_size_hint, local_rank_hint):
-        number, variable = hint(environ)
-        assert (number is None) == (variable is None)
     assert identify(environ) == job
-
-
-@pytest.mark.parametrize(
-    ("environ", "rank"),
-    [
-        ({"RANK": "3", "LOCAL_RANK": "1", "SLURM_PROCID": "0"}, (3, "RANK")),
-        ({"SLURM_PROCID": "1"}, (1, "SLURM_PROCID")),
-        ({"OMPI_COMM_WORLD_RANK": "2", "SLURM_PROCID": "0"}, (2, "OMPI_COMM_WORLD_RANK")),
-        ({"PMI_RANK": "2"}, (2, "PMI_RANK")),
-        ({"PMIX_RANK": "2"}, (2, "PMIX_RANK")),
-        ({"MV2_COMM_WORLD_RANK": "2"}, (2, "MV2_COMM_WORLD_RANK")),
-        ({"JSM_NAMESPACE_RANK": "2"}, (2, "JSM_NAMESPACE_RANK")),
-        ({"RANK": "1", "ELASTIC_JOB_NAME": "d"}, (None, None)),
-        ({"RANK": "9", "LOCAL_RANK": "1", "ELASTIC_JOB_NAME": "d"}, (9, "RANK")),
-        ({"RANK": "1", "PET_NNODES": "2"}, (None, None)),
-        ({"RANK": "1", "PET_NNODES": "2", "OMPI_COMM_WORLD_RANK": "5"}, (5, "OMPI_COMM_WORLD_RANK")),
-        ({"RANK": "x", "SLURM_PROCID": "4"}, (4, "SLURM_PROCID")),
-        ({"RANK": "-1"}, (None, None)),
-        ({"JOB_COMPLETION_INDEX": "1", "SKYPILOT_NODE_RANK": "1", "NODE_RANK": "1"}, (None, None)),
-    ],
-)
-def test_the_rank_hint_takes_no_nodes_number_for_a_rank(environ, rank):
-    assert rank_hint(environ) == rank
-
-
-@pytest.mark.parametrize(
-    ("environ", "size"),
-    [
-        ({"WORLD_SIZE": "8", "SLURM_NTASKS": "2"}, (8, "WORLD_SIZE")),
-        ({"SLURM_NTASKS": "2"}, (2, "SLURM_NTASKS")),
-        ({"OMPI_COMM_WORLD_SIZE": "4"}, (4, "OMPI_COMM_WORLD_SIZE")),
-        ({"WORLD_SIZE": "2", "PET_NNODES": "2"}, (None, None)),
-        ({"WORLD_SIZE": "0"}, (None, None)),
-    ],
-)
-def test_the_world_size_hint_takes_no_number_of_nodes_for_it(environ, size):
-    assert world_size_hint(environ) == size
-
-
-@pytest.mark.parametrize(
-    "variable",
-    [
-        "LOCAL_RANK",
-        "SLURM_LOCALID",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "MPI_LOCALRANKID",
-        "JSM_NAMESPACE_LOCAL_RANK",
-        "MV2_COMM_WORLD_LOCAL_RANK",
-    ],
-)
-def test_every_launchers_local_rank_is_read(variable):
-    assert local_rank_hint({variable: "1"}) == (1, variable)
-    assert local_rank_hint({variable: "1", "LOCAL_RANK": "0"})[1] == "LOCAL_RANK"
 
 
 def test_importing_the_modules_brings_in_neither_torch_nor_ddtrace_nor_nvml():
     code = (
-        "import sys, ddtrace_pytorch.identity.job, ddtrace_pytorch.identity.device, ddtrace_pytorch.identity.runtime\n"
+        "import sys\n"
+        "from ddtrace_pytorch.identity import device, job, place, runtime, visible_devices\n"
         "print([name for name in ('torch', 'ddtrace', 'pynvml', 'wrapt') if name in sys.modules])"
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
