@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from harness.job import PYTHON, Jobs, environment, torchrun
 from harness.log import of_type, rank_spans
-from harness.waiting import until
+from harness.waiting import blocked_in_cpp, until
 
 pytestmark = pytest.mark.gpu
 
@@ -76,11 +76,16 @@ NCCL = (
     torch.cuda.synchronize()
     print("uuid", dist.get_rank(), "GPU-" + str(torch.cuda.get_device_properties(local).uuid).removeprefix("GPU-"))
     if len(sys.argv) > 1:
-        open(os.path.join(sys.argv[1], str(dist.get_rank())), "w").write(str(os.getpid()))
+        mine = os.path.join(sys.argv[1], str(dist.get_rank()))
+        with open(mine + ".tmp", "w") as file:
+            file.write(str(os.getpid()))
+        os.rename(mine + ".tmp", mine)
         if dist.get_rank() == 1:
             time.sleep(120)
         dist.all_reduce(torch.ones(1, device="cuda"))
-        torch.cuda.synchronize()
+        reduced = torch.cuda.Event(blocking=True)  # waits without using the processor
+        reduced.record()
+        reduced.synchronize()
     dist.destroy_process_group()
 """
 )
@@ -108,8 +113,8 @@ def test_a_rank_blocked_in_a_cuda_synchronise_says_farewell(jobs: Jobs, tmp_path
     pids.mkdir()
     env = environment(None, DD_PYTORCH_EXPORT="local", DD_PYTORCH_LOG_DIR=str(tmp_path / "log"))
     job = jobs.start([*torchrun(2), jobs.script(NCCL), str(pids)], env)
-    until(lambda: len(list(pids.iterdir())) == 2, 90, "both ranks reach the collective")
-    time.sleep(2)  # rank 0 goes on into the synchronise, which nothing outside can see
+    until(lambda: all((pids / rank).exists() for rank in "01"), 90, "both ranks reach the collective")
+    until(lambda: blocked_in_cpp(int((pids / "0").read_text())), 30, "rank 0 is in the synchronise")
     sent = time.monotonic()
     job.process.send_signal(signal.SIGTERM)
     job.wait(60)
