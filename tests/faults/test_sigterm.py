@@ -11,7 +11,7 @@ import pytest
 from harness.agent import Agent, free_port
 from harness.job import DDTRACE_RUN, PYTHON, Job, Jobs, environment, torchrun
 from harness.log import rank_spans
-from harness.waiting import until
+from harness.waiting import blocked_in_cpp, until
 
 pytestmark = pytest.mark.faults
 
@@ -48,6 +48,9 @@ class Pair:
             return word in job.stdout()
 
         until(said, 60, f"rank {rank} says {word!r}")
+
+    def blocks(self, rank: int = 0) -> None:
+        until(lambda: blocked_in_cpp(self.ranks[rank].process.pid), 30, f"rank {rank} is blocked")
 
     def terminate(self, rank: int = 0) -> float:
         self.ranks[rank].process.send_signal(signal.SIGTERM)
@@ -88,7 +91,7 @@ def test_a_rank_blocked_in_a_collective_against_a_frozen_peer_says_farewell_and_
     pair = Pair(jobs, agent, tmp_path / "log", BLOCKED)
     pair.says("stopping", rank=1)
     pair.says("entering")
-    until(lambda: blocked_in_cpp(pair.ranks[0]), 30, "rank 0 is blocked")
+    pair.blocks()
     sent = pair.terminate()
     result = pair.ranks[0].wait(20)
     took = time.monotonic() - sent
@@ -98,18 +101,6 @@ def test_a_rank_blocked_in_a_collective_against_a_frozen_peer_says_farewell_and_
     span = received(agent)
     assert span["meta"]["pytorch.end_reason"] == "signal:SIGTERM"
     assert span["error"] == 1
-
-
-def blocked_in_cpp(job: Job) -> bool:
-    """Whether the process' main thread has used no processor time for a while."""
-
-    def used() -> int:
-        fields = Path(f"/proc/{job.process.pid}/task/{job.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return int(fields[11]) + int(fields[12])
-
-    before = used()
-    time.sleep(0.5)
-    return used() == before
 
 
 HANDLED = (
@@ -194,22 +185,18 @@ ENDURING = (
 )
 
 
-def test_the_signal_is_heard_after_asyncio_took_the_wakeup_descriptor_away(
-    agent: Agent, jobs: Jobs, tmp_path: Path
-) -> None:
-    pair = Pair(jobs, agent, tmp_path / "log", ENDURING, ASYNCIO="1")
+@pytest.mark.parametrize(
+    "setting",
+    [
+        pytest.param("ASYNCIO", id="after asyncio took the wakeup descriptor away"),
+        pytest.param("THREAD", id="by a session opened on another thread"),
+    ],
+)
+def test_the_signal_is_heard(agent: Agent, jobs: Jobs, tmp_path: Path, setting: str) -> None:
+    pair = Pair(jobs, agent, tmp_path / "log", ENDURING, **{setting: "1"})
     pair.says("stopping", rank=1)
     pair.says("entering")
-    until(lambda: blocked_in_cpp(pair.ranks[0]), 30, "rank 0 is blocked")
-    pair.terminate()
-    assert pair.ranks[0].wait(20).returncode == -signal.SIGTERM
-    assert received(agent)["meta"]["pytorch.end_reason"] == "signal:SIGTERM"
-
-
-def test_a_session_opened_on_another_thread_hears_the_signal_too(agent: Agent, jobs: Jobs, tmp_path: Path) -> None:
-    pair = Pair(jobs, agent, tmp_path / "log", ENDURING, THREAD="1")
-    pair.says("entering")
-    until(lambda: blocked_in_cpp(pair.ranks[0]), 30, "rank 0 is blocked")
+    pair.blocks()
     pair.terminate()
     assert pair.ranks[0].wait(20).returncode == -signal.SIGTERM
     assert received(agent)["meta"]["pytorch.end_reason"] == "signal:SIGTERM"
@@ -324,7 +311,7 @@ LONELY = (
 def test_a_rendezvous_nobody_comes_to_can_be_terminated(agent: Agent, jobs: Jobs, tmp_path: Path) -> None:
     pair = Pair(jobs, agent, tmp_path / "log", LONELY, world_size=1)
     pair.says("waiting")
-    until(lambda: blocked_in_cpp(pair.ranks[0]), 30, "it is blocked")
+    pair.blocks()
     pair.terminate()
     assert pair.ranks[0].wait(10).returncode == -signal.SIGTERM
 
@@ -347,7 +334,7 @@ def test_a_system_call_that_waits_after_the_group_is_gone_is_interrupted(
 ) -> None:
     pair = Pair(jobs, agent, tmp_path / "log", WAITING, world_size=1)
     pair.says("waiting")
-    until(lambda: blocked_in_cpp(pair.ranks[0]), 30, "it is blocked")
+    pair.blocks()
     pair.terminate()
     assert pair.ranks[0].wait(10).returncode == -signal.SIGTERM
     assert received(agent)["meta"]["pytorch.end_reason"] == "destroyed"
