@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddtrace_pytorch.identity.visible_devices import Entry, canonical_uuid, visible_entries
 
@@ -118,8 +118,7 @@ def load_nvml() -> Any:
     return pynvml
 
 
-@dataclass(frozen=True)
-class _Found:
+class _Found(NamedTuple):
     """A device CUDA can use: a whole GPU, or with `instance` a slice of `gpu`."""
 
     handle: Any
@@ -129,8 +128,7 @@ class _Found:
     instance: tuple[int | None, int | None] | None = None
 
 
-@dataclass(frozen=True)
-class _Board:
+class _Board(NamedTuple):
     """One GPU as NVML counts, and what CUDA can use of it: itself, its MIG slices, or nothing."""
 
     uuid: str

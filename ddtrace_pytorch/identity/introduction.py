@@ -12,8 +12,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddtrace_pytorch.border import warn_once
 from ddtrace_pytorch.identity.job import Job
@@ -26,8 +25,7 @@ PATIENCE_SECONDS = 30.0
 LAST_LOOK_SECONDS = 0.5
 
 
-@dataclass(frozen=True)
-class Introduced:
+class Introduced(NamedTuple):
     """What the ranks agreed on. `source` says where the id is from: a variable's name or :data:`GENERATED`."""
 
     job_id: str

@@ -21,8 +21,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ddtrace_pytorch.identity.values import LONGEST_VALUE, clean, whole_number
 
@@ -34,22 +33,20 @@ MOST_METADATA = 32
 _NO_ID = frozenset(("", "0", "none", "null", "undefined", "empty"))
 
 
-@dataclass(frozen=True)
-class Id:
+class Id(NamedTuple):
     """A variable that may name the job, and the span tag that keeps it.
 
-    With `key` the variable holds a JSON object and the id is what it has there. With `index` that variable tells
+    With `key` the variable holds a JSON object and the id is what it has there. With `element` that variable tells
     the elements of a job array apart where the id itself is the same for all of them.
     """
 
     variable: str
     tag: str
     key: str | None = None
-    index: str | None = None
+    element: str | None = None
 
 
-@dataclass(frozen=True)
-class Counter:
+class Counter(NamedTuple):
     """A variable that counts attempts from `first`, and the span tag that keeps it as it is."""
 
     variable: str
@@ -57,8 +54,7 @@ class Counter:
     first: int = 0
 
 
-@dataclass(frozen=True)
-class Launcher:
+class Launcher(NamedTuple):
     """One row.
 
     `word` is the value of the ``launcher`` tag; a row without one (W&B) launches nothing and never names the job.
@@ -183,7 +179,7 @@ LAUNCHERS: tuple[Launcher, ...] = (
     ),
     Launcher(
         "lsf",
-        ids=(Id("LSB_JOBID", "lsf.job_id", index="LSB_JOBINDEX"),),
+        ids=(Id("LSB_JOBID", "lsf.job_id", element="LSB_JOBINDEX"),),
         parts=(("LSB_JOBINDEX", "lsf.job_index"),),
     ),
     Launcher(
@@ -230,8 +226,7 @@ LAUNCHERS: tuple[Launcher, ...] = (
 )
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """What the environment says about the job.
 
     `id` and the `source` variable it came from are None together, and so are `attempt` (from 0) and
@@ -335,7 +330,7 @@ def _read_id(name: Id, environ: Mapping[str, str], complaints: list[str]) -> str
 
 
 def _with_index(value: str, name: Id, environ: Mapping[str, str]) -> str:
-    index = _id_text(environ.get(name.index, "")) if name.index else None
+    index = _id_text(environ.get(name.element, "")) if name.element else None
     return clean(f"{value}[{index}]") if index else value
 
 

@@ -6,15 +6,14 @@ Seen with driver 580 on a host with two GPUs; the rules for MIG slices follow NV
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _ORDINAL = re.compile(r"\s*([+-]?)0*(\d{1,9})(?!\d)", re.ASCII)
 _OLD_SLICE = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/(\d{1,9})/(\d{1,9})", re.ASCII)
 _UUID_LETTERS = 36
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """One entry of ``CUDA_VISIBLE_DEVICES``: an `ordinal`, or a `uuid` (perhaps only its beginning).
 
     With `instance` the entry is ``MIG-<uuid of the GPU>/<GPU instance>/<compute instance>``, the spelling of drivers

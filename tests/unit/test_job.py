@@ -13,7 +13,7 @@ from ddtrace_pytorch.identity.values import LONGEST_VALUE, clean
 
 VARIABLES = sorted(
     {name.variable for row in LAUNCHERS for name in row.ids}
-    | {name.index for row in LAUNCHERS for name in row.ids if name.index}
+    | {name.element for row in LAUNCHERS for name in row.ids if name.element}
     | {variable for row in LAUNCHERS for variable, _ in row.parts + row.facts}
     | {row.attempt.variable for row in LAUNCHERS if row.attempt}
     | {variable for row in LAUNCHERS for variable in row.signs}
