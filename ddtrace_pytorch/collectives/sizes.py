@@ -8,7 +8,7 @@ from typing import Any
 
 from ddtrace_pytorch.ledger import Group
 
-__all__ = ["for_others", "grand_total", "split_for_others", "total"]
+__all__ = ["for_others", "gathered_from_others", "grand_total", "split_for_others", "total"]
 
 _nbytes = attrgetter("nbytes")
 
@@ -24,6 +24,12 @@ def grand_total(lists: Iterable[Iterable[Any]]) -> int:
 def for_others(tensors: Sequence[Any] | None, here: Group) -> int:
     """All but the slice that stays on this rank; 0 where only the root has a list and this is not the root."""
     return total(tensors) - tensors[here.rank].nbytes if tensors else 0
+
+
+def gathered_from_others(whole: Any, own: Any, root: int | None, group_root: int | None, here: Group) -> int:
+    """What the root gets of the others; 0 on a rank that is not the root, which may pass a `whole` nobody fills."""
+    at_root = here.rank == group_root if group_root is not None else here.ranks[here.rank] == (root or 0)
+    return int(whole.nbytes - own.nbytes) if at_root and whole is not None else 0
 
 
 def split_for_others(tensor: Any, splits: Sequence[int] | None, here: Group) -> int:

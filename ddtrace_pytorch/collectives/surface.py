@@ -190,6 +190,16 @@ OPERATIONS: tuple[Operation, ...] = (
         native=("gather",),
     ),
     Operation(
+        "gather_single",
+        "tensor, gather_tensor, dst, group, async_op, group_dst",
+        size="gathered_from_others(gather_tensor, tensor, dst, group_dst, here)",
+        bus=_whole,
+        deferred=ASYNC,
+        root="dst",
+        spelling="gather",
+        since=(2, 14),
+    ),
+    Operation(
         "scatter",
         "tensor, scatter_list, src, group, async_op, group_src@2.6",
         size="for_others(scatter_list, here)",
@@ -280,7 +290,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         "send_object_list",
-        "object_list, dst, group, device, group_dst@2.6, use_batch@2.9",
+        "object_list, dst, group, device, group_dst@2.6, use_batch@2.9, weights_only@2.14",
         kind=Kind.OBJECTS,
         root="dst",
         since=(2, 4),
@@ -298,6 +308,7 @@ OPERATIONS: tuple[Operation, ...] = (
 PASSED_ON = {
     "_all_gather_base": "all_gather_into_tensor",
     "_reduce_scatter_base": "reduce_scatter_tensor",
+    "gather_into_tensor": "gather",
     "batch_isend_irecv": "isend and irecv",
 }
 

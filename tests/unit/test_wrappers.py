@@ -1,0 +1,318 @@
+"""The generated wrappers and the ledger they add to, around functions that stand for torch's."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ddtrace_pytorch.collectives import composites, wrappers
+from ddtrace_pytorch.collectives.in_place import UnknownShape
+from ddtrace_pytorch.collectives.surface import OPERATIONS, Operation
+from ddtrace_pytorch.collectives.telling import place
+from ddtrace_pytorch.ledger import NEVER, SAMPLES_A_BEAT, Group, How, Ledger
+
+BY_NAME = {operation.function: operation for operation in OPERATIONS}
+
+
+class ProcessGroup:
+    """Stands for torch's: something with an identity of its own."""
+
+
+NOT_A_MEMBER = -100
+
+
+class Groups:
+    def __init__(self) -> None:
+        self.default = ProcessGroup()
+
+    def actual(self, process_group: Any) -> Any:
+        return self.default if process_group is None else process_group
+
+    def describe(self, process_group: Any) -> Group | None:
+        if process_group == NOT_A_MEMBER:
+            return None
+        return Group(name=str(id(process_group)), label="world", backend="gloo", ranks=(0, 1, 2, 3), rank=1)
+
+
+class Tensor:
+    def __init__(self, nbytes: int, rows: int = 4) -> None:
+        self.nbytes = nbytes
+        self.shape = (rows,)
+
+
+class Work:
+    pass
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    return Ledger(Groups())
+
+
+tracked: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_tracked() -> Iterator[None]:
+    tracked.clear()
+    yield
+
+
+def wrapped(ledger: Ledger, name: str, original: Any, in_flight: dict[int, Any] | None = None) -> Any:
+    follow = lambda work, cell: tracked.append((work, cell))  # noqa: E731
+    return wrappers.leaf(BY_NAME[name], ledger, {} if in_flight is None else in_flight, follow)(original)
+
+
+def all_reduce(tensor: Any, op: str = "sum", group: Any = None, async_op: bool = False) -> Any:
+    if isinstance(tensor, BaseException):
+        raise tensor
+    return Work() if async_op else None
+
+
+def only(ledger: Ledger, how: How = How.WAITED) -> Any:
+    (cell,) = [cell for here in ledger.groups for (_, kind), cell in here.cells.items() if kind is how]
+    return cell
+
+
+def test_a_call_is_counted_with_its_bytes_and_time(ledger: Ledger) -> None:
+    ours = wrapped(ledger, "all_reduce", all_reduce)
+    for size in (8, 16):
+        assert ours(Tensor(size)) is None
+    cell = only(ledger)
+    assert (cell.count, cell.bytes, cell.group.calls) == (2, 24, 2)
+    assert sum(cell.buckets) == 2
+    assert 0 < cell.slowest <= cell.time
+
+
+def test_the_signature_is_the_functions_own(ledger: Ledger) -> None:
+    ours = wrapped(ledger, "all_reduce", all_reduce)
+    parameters = inspect.signature(ours).parameters
+    assert list(parameters) == ["tensor", "op", "group", "async_op"]
+    assert [one.default for one in parameters.values()] == [inspect.Parameter.empty, "sum", None, False]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'tensors'"):
+        ours(tensors=1)
+
+
+def test_an_error_passes_through_as_the_same_object(ledger: Ledger) -> None:
+    ours = wrapped(ledger, "all_reduce", all_reduce)
+    mistake = ValueError("theirs")
+    with pytest.raises(ValueError, match="theirs") as raised:
+        ours(mistake)
+    assert raised.value is mistake
+    assert raised.traceback[-1].name == "all_reduce" and raised.traceback[-1].path.name == "test_wrappers.py"
+    cell = only(ledger)
+    assert (cell.count, cell.errors, cell.group.calls) == (0, 1, 0)
+    assert ours(Tensor(1)) is None and cell.count == 1
+
+
+def test_a_message_without_a_size_is_counted_all_the_same(ledger: Ledger) -> None:
+    ours = wrapped(ledger, "all_reduce", all_reduce)
+    ours(object())
+    cell = only(ledger)
+    assert (cell.count, cell.bytes, cell.unsized) == (1, 0, 1)
+
+
+def test_calls_that_return_early_are_counted_apart_and_followed(ledger: Ledger) -> None:
+    ours = wrapped(ledger, "all_reduce", all_reduce)
+    work = ours(Tensor(4), async_op=True)
+    ours(Tensor(4))
+    assert tracked == [(work, only(ledger, How.ISSUED))]
+    assert only(ledger).count == only(ledger, How.ISSUED).count == 1
+
+
+def test_the_default_group_has_one_cell_under_both_its_names(ledger: Ledger) -> None:
+    ours = wrapped(ledger, "all_reduce", all_reduce)
+    ours(Tensor(1))
+    ours(Tensor(1), group=ledger._ask.actual(None))
+    assert only(ledger).count == 2
+
+
+def test_who_is_not_in_the_group_counts_nothing(ledger: Ledger) -> None:
+    ours = wrapped(ledger, "all_reduce", all_reduce)
+    ours(Tensor(1), group=NOT_A_MEMBER)
+    assert ledger.groups == []
+
+
+def test_a_call_that_enters_twice_is_counted_once(ledger: Ledger) -> None:
+    ours: Any = None
+
+    def entering_again(tensor: Any, op: str = "sum", group: Any = None, async_op: bool = False) -> Any:
+        # As torch does for tensor subclasses and torch.function modes.
+        return ours(tensor.inner, op, group, async_op) if hasattr(tensor, "inner") else None
+
+    ours = wrapped(ledger, "all_reduce", entering_again)
+    ours(SimpleNamespace(inner=Tensor(4), nbytes=4))
+    cell = only(ledger)
+    assert (cell.count, cell.bytes, cell.group.calls) == (1, 4, 1)
+
+
+def test_an_object_function_is_one_call_of_the_size_that_its_parts_move(ledger: Ledger) -> None:
+    in_flight: dict[int, Any] = {}
+    inner = wrapped(ledger, "all_reduce", all_reduce, in_flight)
+
+    def all_gather_object(object_list: Any, obj: Any, group: Any = None) -> None:
+        inner(Tensor(8), group=group)
+        inner(Tensor(100), group=group)
+
+    outer = composites.objects(BY_NAME["all_gather_object"], ledger, in_flight)(all_gather_object)
+    outer([None], 1)
+    outer([None], 1, None)
+    (here,) = ledger.groups
+    cell = here.cells["all_gather_object", How.WAITED]
+    assert (cell.count, cell.bytes) == (2, 216)
+    assert here.calls == 4, "torch counts the inner collectives"
+    assert here.cells["all_reduce", How.WAITED].count == 0
+    assert not in_flight
+
+
+def test_eight_threads_are_counted_to_the_unit(ledger: Ledger) -> None:
+    many = 100_000
+    ours = wrapped(ledger, "all_reduce", all_reduce)
+    tensor = Tensor(3)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=lambda: [ours(tensor) for _ in range(many)]) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    cell = only(ledger)
+    assert (cell.count, cell.bytes, cell.group.calls) == (8 * many, 24 * many, 8 * many)
+    assert sum(cell.buckets) == 8 * many
+
+
+def test_a_process_group_is_not_kept_alive_and_its_id_not_confused(ledger: Ledger) -> None:
+    ours = wrapped(ledger, "all_reduce", all_reduce)
+    group = ProcessGroup()
+    ours(Tensor(1), group=group)
+    gone = weakref.ref(group)
+    del group
+    gc.collect()
+    assert gone() is None
+    for _ in range(50):  # of which some will have the same id
+        another = ProcessGroup()
+        ours(Tensor(1), group=another)
+        del another
+    assert [here.calls for here in ledger.groups] == [1] * 51
+
+
+def test_nothing_is_counted_once_the_ledger_is_closed(ledger: Ledger) -> None:
+    ours = wrapped(ledger, "all_reduce", all_reduce)
+    ours(Tensor(1))
+    ledger.close()
+    ours(Tensor(1))
+    assert only(ledger).count == 1
+
+
+def test_the_slowest_call_names_the_users_line(ledger: Ledger) -> None:
+    ours = wrapped(ledger, "all_reduce", all_reduce)
+    line = inspect.currentframe().f_lineno + 1  # type: ignore[union-attr]
+    ours(Tensor(1))
+    cell = only(ledger)
+    assert place(cell.slowest_code, cell.slowest_at) == f"{__file__}:{line}"
+
+
+def test_each_call_can_be_noted_and_what_does_not_fit_is_counted() -> None:
+    ledger = Ledger(Groups(), each=lambda here: True)
+    ours = wrapped(ledger, "all_reduce", all_reduce)
+    for _ in range(5_000):
+        ours(Tensor(2))
+    notes, lost = ledger.take_notes()
+    assert len(notes) + lost == 5_000 and lost > 0
+    assert [note.key for note in notes[:3]] == [1, 2, 3]
+    ledger.beat()
+    ours(Tensor(2))
+    assert len(ledger.take_notes()[0]) == 1, "a beat does not end it"
+
+
+def test_only_slow_calls_are_noted(ledger: Ledger) -> None:
+    ours = wrapped(ledger, "all_reduce", all_reduce)
+    ours(Tensor(2))
+    cell = only(ledger)
+    assert cell.slow == NEVER and not ledger.notes
+    slow = Ledger(Groups(), slow=1_000_000)
+    wrapped(slow, "all_reduce", all_reduce)(Tensor(2))
+    cell = only(slow)
+    cell.add(0, 999_999, 1)
+    assert not slow.notes
+    cell.add(0, 1_000_001, 1)
+    assert [note.took for note in slow.notes] == [1_000_001]
+    for _ in range(200):
+        cell.add(0, 900_000, 1)
+    slow.beat()
+    assert cell.slow > 4_000_000, "eight times its p99"
+    cell.add(0, 1_000_001, 1)
+    assert len(slow.notes) == 1
+
+
+def test_samples_are_bounded_and_the_same_on_every_rank() -> None:
+    keys = []
+    for _rank in range(2):
+        ledger = Ledger(Groups())
+        ours = wrapped(ledger, "all_reduce", all_reduce)
+        mine: list[int] = []
+        for beat in range(20):
+            for _ in range(500 + beat):
+                ours(Tensor(1))
+            taken = ledger.take_samples()
+            assert len(taken) <= SAMPLES_A_BEAT
+            mine += [key for _, key, *_ in taken]
+            ledger.beat()
+        keys.append(mine)
+    assert keys[0] == keys[1]
+    assert len(keys[0]) > 100
+
+
+def test_a_function_of_another_shape_is_told(ledger: Ledger) -> None:
+    with pytest.raises(UnknownShape, match="all_reduce has no parameter async_op, group"):
+        wrapped(ledger, "all_reduce", lambda tensor, op=None: None)
+    with pytest.raises(UnknownShape, match="of another kind: tensor"):
+        wrapped(ledger, "all_reduce", lambda *tensor, op=None, group=None, async_op=False: None)
+
+
+def here(rank: int, size: int) -> Group:
+    return Group("0", "world", "gloo", tuple(range(size)), rank)
+
+
+def sized(operation: Operation, where: Group, **arguments: Any) -> Any:
+    from ddtrace_pytorch.collectives import sizes
+
+    return eval(operation.size, {**vars(sizes), "here": where, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("function", "rank", "arguments", "expected"),
+    [
+        ("all_reduce", 0, {"tensor": Tensor(12)}, 12),
+        ("all_gather", 1, {"tensor_list": [Tensor(4), Tensor(8)]}, 12),
+        ("reduce_scatter", 1, {"input_list": [Tensor(4), Tensor(8)]}, 12),
+        ("all_to_all", 1, {"input_tensor_list": [Tensor(4), Tensor(8), Tensor(16)]}, 20),
+        ("all_to_all_single", 1, {"input": Tensor(80, rows=4), "input_split_sizes": None}, 60),
+        ("all_to_all_single", 1, {"input": Tensor(80, rows=4), "input_split_sizes": []}, 60),
+        ("all_to_all_single", 1, {"input": Tensor(80, rows=8), "input_split_sizes": [1, 4, 3, 0]}, 40),
+        ("all_to_all_single", 1, {"input": Tensor(0, rows=0), "input_split_sizes": [0, 0, 0, 0]}, 0),
+        ("gather", 0, {"gather_list": [Tensor(4), Tensor(8)]}, 8),
+        ("gather", 1, {"gather_list": None}, 0),
+        ("gather", 1, {"gather_list": []}, 0),
+        ("gather_single", 0, {"gather_tensor": Tensor(8), "tensor": Tensor(2), "dst": None, "group_dst": None}, 6),
+        ("gather_single", 1, {"gather_tensor": Tensor(8), "tensor": Tensor(2), "dst": 0, "group_dst": None}, 0),
+        ("gather_single", 1, {"gather_tensor": Tensor(8), "tensor": Tensor(2), "dst": None, "group_dst": 1}, 6),
+        ("scatter", 1, {"scatter_list": [Tensor(4), Tensor(8)]}, 4),
+        ("all_gather_coalesced", 0, {"output_tensor_lists": [[Tensor(1), Tensor(2)], [Tensor(4)]]}, 7),
+        ("all_reduce_coalesced", 0, {"tensors": [Tensor(1), Tensor(2)]}, 3),
+        ("barrier", 0, {}, 0),
+    ],
+)
+def test_message_sizes(function: str, rank: int, arguments: dict[str, Any], expected: int) -> None:
+    assert sized(BY_NAME[function], here(rank, 4), **arguments) == expected
