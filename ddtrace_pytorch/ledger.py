@@ -41,7 +41,7 @@ class Group:
 
     `name` is torch's, the same on every member; `label` what a person calls it (``dp``, ``world``); `ranks` the global
     ranks in the group's order; `calls` the number of collectives that were issued on it, which all its ranks agree on;
-    `sampled` the number of the next one to be recorded by itself.
+    `sampled` the number of the next one to be recorded by itself, of which there were `samples` since the last beat.
     """
 
     __slots__ = (
@@ -105,7 +105,6 @@ class Cell:
     __slots__ = (
         "buckets",
         "bytes",
-        "count",
         "errors",
         "group",
         "how",
@@ -129,7 +128,7 @@ class Cell:
         self.group = group
         self.how = how
         self.numbered = numbered
-        self.count = self.bytes = self.time = self.errors = self.unsized = 0
+        self.bytes = self.time = self.errors = self.unsized = 0
         self.buckets = [0] * BUCKETS
         self.slowest = -1
         self.slowest_code: CodeType | None = None
@@ -140,14 +139,18 @@ class Cell:
         self.slow = ledger.slow_for(self)
         self.notable = min(self.slow, self.slowest)
 
+    @property
+    def count(self) -> int:
+        """How many calls there were; each is in one of the buckets."""
+        return sum(self.buckets)
+
     def add(self, started: int, took: int, size: int) -> None:
         """Count one call, from a place that isn't generated."""
         bucket = took.bit_length()
         here = self.group
-        self.count += 1
-        self.bytes += size
-        self.time += took
         self.buckets[bucket] += 1
+        self.time += took
+        self.bytes += size
         key = here.calls
         if took > self.notable or (self.numbered and key >= here.sampled):
             self.note(started, took, size, key)
@@ -156,10 +159,10 @@ class Cell:
         """Look closer at a call that was longer than `notable`, or whose number was to be sampled."""
         here = self.group
         if self.numbered and key >= here.sampled:
-            if key == here.sampled and here.samples < SAMPLES_A_BEAT:
+            if key == here.sampled:
                 here.samples += 1
                 self.ledger.samples.append((self, key, started, took, size))
-            here.sampled = following(key, here.level)
+            here.sampled = following(key, here.level) if here.samples < SAMPLES_A_BEAT else NEVER
         if took <= self.notable:
             return
         frame = users_frame(sys._getframe(1))
@@ -192,6 +195,17 @@ def _is_inside(module: str) -> bool:
     )
 
 
+class Line:
+    """Where one wrapper looks its cells up: `default` is that of the default process group where none is given,
+    `others` go by ``id(process group)``."""
+
+    __slots__ = ("default", "others")
+
+    def __init__(self) -> None:
+        self.default: Cell | None = None
+        self.others: dict[int, Cell] = {}
+
+
 class Groups(Protocol):
     """What the ledger asks about process groups."""
 
@@ -205,8 +219,8 @@ class Groups(Protocol):
 class Ledger:
     """All cells of one session, and what was noted since the last beat.
 
-    A wrapper looks its cell up in a *line*: a dictionary from ``id(process group)`` to the cell. A group that dies
-    leaves every line at once, so that an id is never taken for that of its successor; nothing here keeps it alive.
+    Nothing here keeps a process group alive. One that dies leaves every :class:`Line` at once, so that its id is never
+    taken for that of its successor.
     """
 
     def __init__(self, groups: Groups, slow: int = NEVER, each: Callable[[Group], bool] = lambda here: False) -> None:
@@ -220,13 +234,13 @@ class Ledger:
         self._each = each
         self._ask = groups
         self._lock = threading.Lock()
-        self._lines: dict[tuple[str, How], dict[int, Cell]] = {}
+        self._lines: dict[tuple[str, How], Line] = {}
         self._known: dict[int, Group] = {}
         self._closed = False
 
-    def line(self, operation: str, how: How) -> dict[int, Cell]:
+    def line(self, operation: str, how: How) -> Line:
         """Where the wrapper of `operation` looks up the cell of a process group; :meth:`cell` adds what is missing."""
-        return self._lines.setdefault((operation, how), {})
+        return self._lines.setdefault((operation, how), Line())
 
     def cell(self, operation: str, how: How, numbered: bool, process_group: Any) -> Cell | None:
         """The cell for a call on `process_group` (None: the default one), from now on in the line as well.
@@ -240,7 +254,11 @@ class Ledger:
             found = here.cells.get((operation, how))
             if found is None:
                 found = here.cells[operation, how] = Cell(self, operation, here, how, numbered)
-            self.line(operation, how)[id(process_group)] = found
+            line = self.line(operation, how)
+            if process_group is None:
+                line.default = found
+            else:
+                line.others[id(process_group)] = found
             return found
 
     def group(self, process_group: Any) -> Group | None:
@@ -254,7 +272,7 @@ class Ledger:
         if known is None:
             known = self._ask.describe(actual)
             if known is not None:
-                known.process_group = weakref.ref(actual, _Farewell(self, id(actual)))
+                known.process_group = weakref.ref(actual, _Farewell(self, id(actual), known))
                 self._known[id(actual)] = known
                 self.groups.append(known)
         return known
@@ -291,6 +309,7 @@ class Ledger:
             here.samples = 0
             if calls > before:
                 here.level = level_for(calls - before, max(1, SAMPLES_A_BEAT // busy))
+                here.sampled = following(here.calls, here.level)
             for cell in tuple(here.cells.values()):
                 cell.slow = self.slow_for(cell)
                 cell.notable = min(cell.slow, cell.slowest)
@@ -300,7 +319,8 @@ class Ledger:
         with self._lock:
             self._closed = True
             for line in self._lines.values():
-                line.clear()
+                line.default = None
+                line.others.clear()
             self._known.clear()
 
     def forget(self, here: Group) -> None:
@@ -311,9 +331,10 @@ class Ledger:
 class _Farewell:
     """Takes a process group that dies out of the ledger, whose owner may be gone before it."""
 
-    def __init__(self, ledger: Ledger, identity: int) -> None:
+    def __init__(self, ledger: Ledger, identity: int, group: Group) -> None:
         self._ledger = weakref.ref(ledger)
         self._identity = identity
+        self._group = group
 
     def __call__(self, _: object) -> None:
         # Runs wherever the last reference is dropped, perhaps inside of Ledger.cell: so without its lock. Each step
@@ -322,4 +343,6 @@ class _Farewell:
         if ledger is not None:
             ledger._known.pop(self._identity, None)
             for line in tuple(ledger._lines.values()):
-                line.pop(self._identity, None)
+                line.others.pop(self._identity, None)
+                if line.default is not None and line.default.group is self._group:
+                    line.default = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from _thread import get_ident
 from collections.abc import Callable, Iterator
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,8 @@ from ddtrace_pytorch.collectives.surface import Operation
 from ddtrace_pytorch.ledger import Cell, How, Ledger
 
 if TYPE_CHECKING:
-    from ddtrace_pytorch.collectives.wrappers import InFlight, Track
+    from ddtrace_pytorch.collectives.in_flight import InFlight
+    from ddtrace_pytorch.collectives.wrappers import Track
 
 
 class Composite:
@@ -57,20 +57,22 @@ def objects(operation: Operation, ledger: Ledger, in_flight: InFlight) -> Callab
 
         @functools.wraps(original)
         def composite(*args: Any, **kwargs: Any) -> Any:
-            me = get_ident()
-            if me in in_flight:
+            slot = in_flight.slot()
+            if slot.call is not None:
                 return original(*args, **kwargs)
             cell = cell_of(operation.name, How.WAITED, numbered, group_of(args, kwargs))
             if cell is None:
                 return original(*args, **kwargs)
-            whole = in_flight[me] = Composite(cell)
+            whole = Composite(cell)
+            slot.started = whole.started
+            slot.call = whole
             try:
                 result = original(*args, **kwargs)
             except BaseException:
                 cell.errors += 1
                 raise
             finally:
-                del in_flight[me]
+                slot.call = None
             cell.unsized += whole.unsized
             cell.add(whole.started, monotonic_ns() - whole.started, whole.size)
             return result
@@ -91,13 +93,14 @@ def coalescing(operation: Operation, ledger: Ledger, in_flight: InFlight, track:
 
         @functools.wraps(original)
         def _coalescing_manager(*args: Any, **kwargs: Any) -> Iterator[Any]:
-            me = get_ident()
-            if me in in_flight:
+            slot = in_flight.slot()
+            if slot.call is not None:
                 with block(*args, **kwargs) as manager:
                     yield manager
                 return
-            whole = in_flight[me] = Composite(None, coalesced=True)
-            ending = whole.started
+            whole = Composite(None, coalesced=True)
+            slot.started = ending = whole.started
+            slot.call = whole
             try:
                 with block(*args, **kwargs) as manager:
                     try:
@@ -105,7 +108,7 @@ def coalescing(operation: Operation, ledger: Ledger, in_flight: InFlight, track:
                     finally:
                         ending = monotonic_ns()
             finally:
-                del in_flight[me]
+                slot.call = None
             took = monotonic_ns() - ending
             works = list(getattr(manager, "works", ()))
             _count(whole, group_of(args, kwargs), ending, took, works)

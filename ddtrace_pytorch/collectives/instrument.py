@@ -8,10 +8,10 @@ from typing import Any
 from ddtrace_pytorch.border import safely
 from ddtrace_pytorch.collectives import composites, in_place, wrappers
 from ddtrace_pytorch.collectives.groups import TorchGroups
+from ddtrace_pytorch.collectives.in_flight import InFlight
 from ddtrace_pytorch.collectives.listening import Listener, Listening
 from ddtrace_pytorch.collectives.surface import OPERATIONS, Kind, Operation, release_of
 from ddtrace_pytorch.collectives.work import Waits
-from ddtrace_pytorch.collectives.wrappers import InFlight
 from ddtrace_pytorch.ledger import Ledger
 
 
@@ -19,7 +19,7 @@ class Instrument:
     """The instrumented functions; `in_flight` tells who is in a collective right now."""
 
     def __init__(self, torch: Any, ledger: Ledger, groups: TorchGroups, forced: str = "auto") -> None:
-        self.in_flight: InFlight = {}
+        self.in_flight = InFlight()
         self._distributed = torch.distributed
         self._release = release_of(torch.__version__)
         self._ledger = ledger
@@ -62,7 +62,6 @@ class Instrument:
             while undo:
                 undo.pop()()
         self._waits.remove()
-        self.in_flight.clear()
 
     def _operations(self) -> list[Operation]:
         return [operation for operation in OPERATIONS if operation.in_release(self._release)]

@@ -36,10 +36,8 @@ class Totals(NamedTuple):
 
 def totals(cell: Cell) -> Totals:
     # The display is straight-line code: its numbers belong together (see ddtrace_pytorch.ledger).
-    taken = (
-        cell.count, cell.bytes, cell.time, cell.errors, cell.unsized, cell.waits, cell.waited, [*cell.buckets],
-    )  # fmt: skip
-    return Totals(*taken)
+    taken = cell.bytes, cell.time, cell.errors, cell.unsized, cell.waits, cell.waited, [*cell.buckets]
+    return Totals(sum(taken[-1]), *taken)
 
 
 def difference(now: Totals, before: Totals) -> Totals:

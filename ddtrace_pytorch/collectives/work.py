@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from _thread import get_ident
 from collections.abc import Callable
 from time import monotonic_ns
 from typing import Any
 
+from ddtrace_pytorch.collectives.in_flight import InFlight
 from ddtrace_pytorch.collectives.in_place import stand_aside
 from ddtrace_pytorch.ledger import Cell
 
@@ -19,7 +19,7 @@ class Waits:
     has no others should not pay for that.
     """
 
-    def __init__(self, work_class: Any, in_flight: dict[int, Any]) -> None:
+    def __init__(self, work_class: Any, in_flight: InFlight) -> None:
         self._class = work_class
         self._in_flight = in_flight
         self._pending: dict[weakref.ref[Any], Cell] = {}
@@ -50,7 +50,7 @@ class Waits:
 
         def wait(self: Any, *arguments: Any, **named: Any) -> Any:
             # Blocking collectives come here too, from inside.
-            if get_ident() in in_flight:
+            if in_flight.slot().call is not None:
                 return original(self, *arguments, **named)
             cell = pending.pop(reference(self), None)
             if cell is None:

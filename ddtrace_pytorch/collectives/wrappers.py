@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-from _thread import get_ident
 from collections.abc import Callable
 from time import monotonic_ns
 from typing import Any
@@ -17,32 +16,35 @@ from typing import Any
 from ddtrace_pytorch.border import safely
 from ddtrace_pytorch.collectives import sizes
 from ddtrace_pytorch.collectives.composites import Composite
+from ddtrace_pytorch.collectives.in_flight import InFlight
 from ddtrace_pytorch.collectives.in_place import UnknownShape
 from ddtrace_pytorch.collectives.surface import Kind, Operation
 from ddtrace_pytorch.ledger import Cell, How, Ledger
 
-# Who is in a collective right now: thread -> (cell, start) or a Composite. What a thread in here calls is part of that
-# call: torch.function modes and tensor subclasses enter a function twice, and *_object functions call others.
-InFlight = dict[int, Any]
 # What is to be done with the Work of a call that returned before it was complete.
 Track = Callable[[Any, Cell], object]
 
 _LEAF = """
-def make(_original, _waited, _issued, _find, _in_flight, _track):
+def make(_original, _waited, _issued, _find, _local, _new_slot, _track):
     def {name}({parameters}):
-        _cell = {line}.get(_id(group)) or _find({deferred}, group)
-        _me = _get_ident()
-        if _cell is None or _me in _in_flight:
-            return _inside(_in_flight.get(_me), _cell, {arguments})
-        _started = _now()
-        _in_flight[_me] = _cell, _started
+        _cell = {line}.default if group is None else {line}.others.get(_id(group))
+        try:
+            _slot = _local.slot
+        except _AttributeError:
+            _slot = _new_slot()
+        if _cell is None or _slot.call is not None:
+            _cell = _find({deferred}, group)
+            if _cell is None or _slot.call is not None:
+                return _inside(_slot.call, _cell, {arguments})
+        _slot.started = _started = _now()
+        _slot.call = _cell
         try:
             _result = _original({arguments})
         except _BaseException:
             _cell.errors += 1
             raise
         finally:
-            del _in_flight[_me]
+            _slot.call = None
         _took = _now() - _started
         _bucket = _took.bit_length()
         here = _cell.group
@@ -52,10 +54,9 @@ def make(_original, _waited, _issued, _find, _in_flight, _track):
             _size = 0
             _cell.unsized += 1
         {track}
-        _cell.count += 1
-        _cell.bytes += _size
-        _cell.time += _took
         _cell.buckets[_bucket] += 1
+        _cell.time += _took
+        _cell.bytes += _size
         {number}
         if {noteworthy}:
             _cell.note(_started, _took, _size, _key)
@@ -112,8 +113,8 @@ def leaf(operation: Operation, ledger: Ledger, in_flight: InFlight, track: Track
             "__name__": __name__,
             "_defaults": [one.default for one in parameters.values()],
             "_id": id,
-            "_get_ident": get_ident,
             "_now": monotonic_ns,
+            "_AttributeError": AttributeError,
             "_Exception": Exception,
             "_BaseException": BaseException,
             "_Composite": Composite,
@@ -129,7 +130,7 @@ def leaf(operation: Operation, ledger: Ledger, in_flight: InFlight, track: Track
 
         waited = ledger.line(operation.name, How.WAITED)
         issued = ledger.line(operation.name, How.ISSUED)
-        return make(original, waited, issued, find, in_flight, track)
+        return make(original, waited, issued, find, in_flight.local, in_flight.new_slot, track)
 
     return around
 

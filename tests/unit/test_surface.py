@@ -18,8 +18,9 @@ HERE = [operation for operation in OPERATIONS if operation.since <= RELEASE]
 
 # Functions of torch.distributed that take a group or a list of transfers and move nothing between ranks.
 NO_COLLECTIVES = {
-    "abort_process_group", "destroy_process_group", "get_backend", "get_backend_config", "get_backend_impl", "get_global_rank",
-    "get_group_rank", "get_node_local_rank", "get_pg_count", "get_process_group_ranks", "get_rank", "get_world_size",
+    "abort_process_group", "destroy_process_group", "get_backend", "get_backend_config", "get_backend_impl",
+    "get_global_rank", "get_group_rank", "get_node_local_rank", "get_pg_count", "get_process_group_ranks", "get_rank",
+    "get_world_size",
     "init_process_group", "is_initialized", "new_group", "new_subgroups", "new_subgroups_by_enumeration",
     "record_comm", "shrink_group", "set_timeout", "split_group", "supports_complex",
 }  # fmt: skip

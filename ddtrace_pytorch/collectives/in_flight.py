@@ -1,0 +1,49 @@
+"""Who is in a collective right now, thread by thread."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ddtrace_pytorch.collectives.composites import Composite
+    from ddtrace_pytorch.ledger import Cell
+
+
+class Slot:
+    """One thread's: what it is in (None: nothing), and since when on the monotonic clock, in ns.
+
+    What a thread calls while its slot is taken is part of that call: torch.function modes and tensor subclasses enter
+    a function twice, and `*_object` functions call others.
+    """
+
+    __slots__ = ("__weakref__", "call", "started")
+
+    def __init__(self) -> None:
+        self.call: Cell | Composite | None = None
+        self.started = 0
+
+
+class InFlight:
+    """All slots. The wrappers read ``local.slot`` themselves and ask for a :meth:`new_slot` where there is none."""
+
+    def __init__(self) -> None:
+        self.local: Any = threading.local()
+        self._slots: list[weakref.ref[Slot]] = []
+
+    def new_slot(self) -> Slot:
+        """This thread's slot, made at its first collective; it goes with the thread."""
+        slot = self.local.slot = Slot()
+        self._slots.append(weakref.ref(slot, self._slots.remove))
+        return slot
+
+    def slot(self) -> Slot:
+        """This thread's slot."""
+        found: Slot | None = getattr(self.local, "slot", None)
+        return self.new_slot() if found is None else found
+
+    def taken(self) -> list[Slot]:
+        """The slots of threads that are in a collective."""
+        slots = [reference() for reference in tuple(self._slots)]
+        return [slot for slot in slots if slot is not None and slot.call is not None]
