@@ -230,6 +230,7 @@ class Ledger:
         self.samples: deque[tuple[Cell, int, int, int, int]] = deque(maxlen=1_024)
         self.notes: deque[Note] = deque()
         self.notes_lost = 0
+        self._calls_of_gone = 0
         self._slow = slow
         self._each = each
         self._ask = groups
@@ -326,6 +327,11 @@ class Ledger:
     def forget(self, here: Group) -> None:
         """Drop a group that is gone, once its totals are told."""
         self.groups.remove(here)
+        self._calls_of_gone += here.calls
+
+    def calls(self) -> int:
+        """How many collectives there were, over all groups."""
+        return self._calls_of_gone + sum(here.calls for here in tuple(self.groups))
 
 
 class _Farewell:

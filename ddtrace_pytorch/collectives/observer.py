@@ -47,7 +47,7 @@ class Collectives:
 
     def calls(self) -> int:
         """Collectives that were seen so far, over all groups."""
-        return sum(here.calls for here in tuple(self.ledger.groups))
+        return self.ledger.calls()
 
     def beat(self) -> None:
         """Once a second: tell of the calls that are told of one by one."""
