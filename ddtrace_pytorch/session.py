@@ -73,7 +73,7 @@ class Session:
         self._parent = parenthood.RankParent(self.span)
         self._exporter = Exporter(settings, member.rank, self._clock, self._identity, self._run_ids)
         self._collectives: Collectives | None = None
-        if member.backend is not None and settings.collectives != "off":
+        if member.store is not None and settings.collectives != "off":
             self._collectives = Collectives(sys.modules["torch"], settings, self._clock, self.span, self._exporter)
         self._store_thread = threading.Thread(target=self._introduce, name="ddtrace_pytorch.store", daemon=True)
         self._handler = handler

@@ -8,9 +8,11 @@ code; see :mod:`ddtrace_pytorch.ledger` for why that is exact without a lock.
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 from collections.abc import Callable
 from time import monotonic_ns
+from types import CodeType
 from typing import Any
 
 from ddtrace_pytorch.border import safely
@@ -120,7 +122,8 @@ def leaf(operation: Operation, ledger: Ledger, in_flight: InFlight, track: Track
             "_Composite": Composite,
             **{name: getattr(sizes, name) for name in sizes.__all__},
         }
-        exec(_compiled(source, original), namespace)
+        code = inspect.unwrap(original).__code__
+        exec(_compiled(source, code.co_filename, code.co_firstlineno), namespace)
         make: Callable[..., Callable[..., Any]] = namespace["make"]
 
         cell_of = safely("look up a process group")(ledger.cell)
@@ -146,15 +149,16 @@ def _check(operation: Operation, parameters: Any) -> None:
         raise UnknownShape(f"{operation.function} has parameters of another kind: {', '.join(odd)}")
 
 
-def _compiled(source: str, original: Callable[..., Any]) -> Any:
-    """`source` compiled as if all of it stood where `original` is defined.
+@functools.lru_cache(maxsize=128)  # one for each operation: a process may open many sessions
+def _compiled(source: str, file: str, line: int) -> CodeType:
+    """`source` compiled as if all of it stood in one line of `file`.
 
-    Dynamo decides by the file whether to look into a function that it meets; it should do with ours as with theirs.
+    That is the line where torch defines the function: Dynamo decides by the file whether to look into a function that
+    it meets, and should do with ours as with theirs.
     """
-    code = inspect.unwrap(original).__code__
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if hasattr(node, "lineno"):
-            node.lineno = node.end_lineno = code.co_firstlineno  # type: ignore[attr-defined]
+            node.lineno = node.end_lineno = line  # type: ignore[attr-defined]
             node.col_offset = node.end_col_offset = 0  # type: ignore[attr-defined]
-    return compile(tree, code.co_filename, "exec")
+    return compile(tree, file, "exec")

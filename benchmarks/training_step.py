@@ -1,0 +1,255 @@
+"""What a whole training step costs with us on: the time of a step with and without, side by side.
+
+    python benchmarks/training_step.py                    a small DDP model on 2 CPU ranks, steps of 2 ms and more
+    python benchmarks/training_step.py --device cuda      an 8-layer bf16 transformer on every GPU, DDP and FSDP2
+
+Each pair is a block of steps without us and a block with us (`patch()` with the group up; `unpatch()` after), in an
+order that alternates, on all ranks at once. A pair's ratio is the time of one block over that of the other; the answer
+is the median ratio, and the 95 % interval of the mean of their logarithms, by Student's t. `control` is the same with
+nothing switched on in either block: what it shows is noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median, quantiles, stdev
+from typing import Any
+
+from _machine import describe
+from _results import RESULTS
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+# Student's t, two-sided 95 %, for 30 pairs and more it is near enough to this.
+T_95 = 2.045
+
+
+def cpu_step() -> Callable[[], None]:
+    """A step of some milliseconds: the model is small, and so the share of its collectives large."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.manual_seed(0)
+    layers = [torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU()) for _ in range(8)]
+    model = DistributedDataParallel(torch.nn.Sequential(*layers))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    batch = torch.randn(64, 256)
+    loss_of_all = torch.zeros(1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        loss_of_all.copy_(loss.detach().reshape(1))
+        torch.distributed.all_reduce(loss_of_all)
+
+    return step
+
+
+def gpu_step(sharded: bool) -> Callable[[], None]:
+    """An eager 8-layer transformer in bf16, the batch of every rank already on the device."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.manual_seed(0)
+    width, heads, length, batch = 1024, 16, 512, 8
+    blocks = [
+        torch.nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
+        for _ in range(8)
+    ]
+    model: Any = torch.nn.Sequential(*blocks).to("cuda", torch.bfloat16)
+    if sharded:
+        from torch.distributed.fsdp import fully_shard
+
+        for layer in model:
+            fully_shard(layer)
+        fully_shard(model)
+    else:
+        model = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    tokens = torch.randn(batch, length, width, device="cuda", dtype=torch.bfloat16)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(tokens).float().square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def measure(kind: str, pairs: int, steps: int, export: str) -> dict[str, Any]:
+    import torch
+    import torch.distributed as dist
+
+    import ddtrace_pytorch
+
+    gpu = kind != "cpu-ddp"
+    torch.set_num_threads(1)
+    if gpu:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if gpu else "gloo")
+    step = cpu_step() if kind == "cpu-ddp" else gpu_step(sharded=kind == "gpu-fsdp2")
+
+    def settle() -> None:
+        if gpu:
+            torch.cuda.synchronize()
+        dist.barrier()
+        if gpu:
+            torch.cuda.synchronize()
+
+    def block(on: bool) -> float:
+        """Seconds a step."""
+        if on:
+            ddtrace_pytorch.patch()
+        for _ in range(max(3, steps // 10)):
+            step()
+        settle()
+        started = time.perf_counter()
+        for _ in range(steps):
+            step()
+        if gpu:
+            torch.cuda.synchronize()
+        took = (time.perf_counter() - started) / steps
+        settle()
+        if on:
+            ddtrace_pytorch.unpatch()
+        return took
+
+    for _ in range(2):
+        block(False), block(True)
+    made: dict[str, list[tuple[float, float]]] = {"with us": [], "control": []}
+    for turn in range(pairs):
+        for name, on in (("with us", True), ("control", False)):
+            if turn % 2:
+                second = block(on)
+                made[name].append((block(False), second))
+            else:
+                first = block(False)
+                made[name].append((first, block(on)))
+        if dist.get_rank() == 0:
+            print(f"\r{kind}: pair {turn + 1} of {pairs}", end="", flush=True, file=sys.stderr)
+    print(file=sys.stderr)
+    dist.destroy_process_group()
+    return {"pairs": made}
+
+
+def calls_a_step(folder: str) -> float:
+    """Python-issued collectives of one rank for each step it made, by our own run logs."""
+    from ddtrace_pytorch.runlog.reader import read, scan
+
+    logs = scan(folder).logs
+    made = sum(
+        int(record["metrics"]["collective.count"])
+        for log in logs
+        for record in read(log, ("summary",))
+        if record["resource"] != "unseen"
+    )
+    return made / max(1, len(logs))
+
+
+def run(kind: str, ranks: int, pairs: int, steps: int) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder, "result.json")
+        environ = os.environ | {
+            "OMP_NUM_THREADS": "1",
+            "DD_TRACE_AGENT_URL": "http://127.0.0.1:9",
+            "DD_INSTRUMENTATION_TELEMETRY_ENABLED": "false",
+            "DD_REMOTE_CONFIGURATION_ENABLED": "false",
+            "DD_PYTORCH_EXPORT": "local",
+            "DD_PYTORCH_LOG_DIR": str(Path(folder, "log")),
+        }
+        command = [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", __file__,
+            "--measure", kind, "--pairs", str(pairs), "--steps", str(steps), "--result", str(result),
+        ]  # fmt: skip
+        subprocess.run(command, check=True, env=environ)
+        found = json.loads(result.read_text())
+        made = calls_a_step(str(Path(folder, "log")))
+    rows = []
+    for name, times in found["pairs"].items():
+        ratios = [ours / plain for plain, ours in times]
+        logs = [math.log(ratio) for ratio in ratios]
+        middle, spread = sum(logs) / len(logs), T_95 * stdev(logs) / math.sqrt(len(logs))
+        rows.append(
+            {
+                "kind": kind,
+                "what": name,
+                "ranks": ranks,
+                "pairs": len(times),
+                "steps_a_block": steps,
+                "step_ms": median(plain for plain, _ in times) * 1000,
+                "ratio": quantiles(ratios, n=4),
+                "interval": [math.exp(middle - spread), math.exp(middle + spread)],
+                "calls_a_block": made,
+            }
+        )
+    return rows
+
+
+def verdict(row: dict[str, Any]) -> str:
+    if row["what"] != "with us":
+        return ""
+    budget = 1 / 0.99 if row["kind"] == "cpu-ddp" else 1.002
+    low, high = row["interval"]
+    if high <= budget:
+        return f"≤ {budget:.3f}: yes"
+    return f"≤ {budget:.3f}: {'NO' if low > budget else 'not resolved'}"
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    lines = ["| job | what | step | ratio (quartiles) | 95 % interval of the mean | pairs | kept |", "|" + " --- |" * 7]
+    for row in rows:
+        low, middle, high = row["ratio"]
+        least, most = row["interval"]
+        lines.append(
+            f"| {row['kind']}, {row['ranks']} ranks | {row['what']} | {row['step_ms']:.2f} ms "
+            f"| {middle:.4f} ({low:.4f}-{high:.4f}) | {least:.4f}-{most:.4f} | {row['pairs']} | {verdict(row)} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--pairs", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=100, help="steps in a block")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--measure", help=argparse.SUPPRESS)
+    parser.add_argument("--result", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure:
+        found = measure(options.measure, options.pairs, options.steps, "")
+        if os.environ["RANK"] == "0":
+            Path(options.result).write_text(json.dumps(found))
+        return
+    machine = describe()
+    kinds = ["cpu-ddp"] if options.device == "cpu" else ["gpu-ddp", "gpu-fsdp2"]
+    rows = [row for kind in kinds for row in run(kind, options.ranks, options.pairs, options.steps)]
+    text = table(rows)
+    print("\n" + text)
+    with contextlib.suppress(FileNotFoundError):
+        cards = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout.splitlines()
+        machine["gpus"] = "; ".join(card.partition(" (UUID")[0] for card in cards)
+    described = "\n".join(f"- {key}: {value}" for key, value in machine.items())
+    RESULTS.mkdir(exist_ok=True)
+    name = f"training_step-{options.device}"
+    (RESULTS / f"{name}.md").write_text(f"# training step\n\n{text}\n\n{described}\n", encoding="utf-8")
+    kept = {"machine": machine, "rows": rows}
+    (RESULTS / f"{name}.json").write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    sys.exit("NO" in text)
+
+
+if __name__ == "__main__":
+    main()
