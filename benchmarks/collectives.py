@@ -42,32 +42,45 @@ COLD_BYTES = 64 << 20
 Variant = Callable[[], "AbstractContextManager[Any]"]
 
 
-@contextlib.contextmanager
-def ours(calls: int, **settings: str) -> Iterator[None]:
-    """A session of ours around a block; its run log must say that there were so many calls."""
-    import ddtrace_pytorch
-    from ddtrace_pytorch.runlog.reader import read, scan
+class Ours:
+    """Our instrument and ledger, in place for a block at a time; what it counts has to be what was called.
 
-    with tempfile.TemporaryDirectory() as folder:
-        environ = {"DD_PYTORCH_EXPORT": "local", "DD_PYTORCH_LOG_DIR": folder, **settings}
-        os.environ.update(environ)
+    Not a session for each block: what a session does as it opens, on threads of its own, takes longer than a block.
+    """
+
+    def __init__(self, instrument: str, mode: str = "summary") -> None:
+        import torch
+
+        from ddtrace_pytorch.collectives.groups import TorchGroups
+        from ddtrace_pytorch.collectives.instrument import Instrument
+        from ddtrace_pytorch.ledger import Ledger
+
+        groups = TorchGroups(torch.distributed)
+        self.ledger = Ledger(groups, each=lambda here: mode == "all")
+        self._make = lambda: Instrument(torch, self.ledger, groups, instrument)
+        self.calls = 0
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        instrument = self._make()
+        instrument.install()
+        self.ledger.beat()
         try:
-            ddtrace_pytorch.patch()
             yield
-            ddtrace_pytorch.unpatch()
         finally:
-            for name in environ:
-                del os.environ[name]
+            instrument.remove()
+            self.ledger.take_notes()
+            self.ledger.take_samples()
+
+    def check(self, name: str) -> None:
         counted = sum(
-            int(record["metrics"]["collective.count"])
-            for log in scan(folder).logs
-            for record in read(log, ("summary",))
-            if record["resource"] == "all_reduce"
+            cell.count
+            for here in self.ledger.groups
+            for (operation, _), cell in here.cells.items()
+            if operation == "all_reduce"
         )
-        wanted = 0 if settings.get("DD_PYTORCH_COLLECTIVES") == "off" else calls
-        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        if counted != wanted and ranks == 1:
-            raise SystemExit(f"{settings}: {wanted} calls were made and {counted} counted")
+        if counted != self.calls:
+            raise SystemExit(f"{name}: {self.calls} calls were made and {counted} counted")
 
 
 @contextlib.contextmanager
@@ -162,23 +175,16 @@ def others() -> dict[str, Variant]:
     return found | {"OpenTelemetry span per call": lambda: replaced(measured)}
 
 
-def variants(calls: int, has_hooks: bool) -> dict[str, Variant]:
-    def session(**settings: str) -> Variant:
-        return lambda: ours(calls, **settings)
-
+def variants(has_hooks: bool) -> dict[str, Variant]:
     found: dict[str, Variant] = {
         "plain": contextlib.nullcontext,
         "plain again": contextlib.nullcontext,
-        "ours: in place": session(DD_PYTORCH_INSTRUMENT="in_place"),
-        "ours: wrapt": session(DD_PYTORCH_INSTRUMENT="wrapt"),
-        "ours: all": session(DD_PYTORCH_COLLECTIVES="all"),
-        "ours: off": session(DD_PYTORCH_COLLECTIVES="off"),
+        "ours: in place": Ours("in_place"),
+        "ours: wrapt": Ours("wrapt"),
+        "ours: in place, a span for each call": Ours("in_place", "all"),
     }
     if has_hooks:
-        found |= {
-            "ours: in place + hooks": session(DD_PYTORCH_INSTRUMENT="auto"),
-            "ours: hooks (call issued in C++)": session(DD_PYTORCH_INSTRUMENT="hooks"),
-        }
+        found |= {"ours: in place + hooks": Ours("auto"), "ours: hooks (call issued in C++)": Ours("hooks")}
     return found | others()
 
 
@@ -229,7 +235,7 @@ def measure(backend: str, rounds: int) -> dict[str, Any]:
     start_group(backend)
     calls = CALLS[backend]
     tensor = torch.ones(1)
-    all_of_them = variants(calls + calls // 4, hasattr(torch.distributed.group.WORLD, "register_pre_hook"))
+    all_of_them = variants(hasattr(torch.distributed.group.WORLD, "register_pre_hook"))
     times: dict[str, list[float]] = {name: [] for name in all_of_them}
     # The same order on every rank.
     shuffle = random.Random(7)
@@ -237,23 +243,25 @@ def measure(backend: str, rounds: int) -> dict[str, Any]:
         order = list(all_of_them)
         shuffle.shuffle(order)
         for name in order:
-            with all_of_them[name]():
-                block(tensor, calls // 4)  # opening a session gives the other threads something to do: let it pass
+            variant = all_of_them[name]
+            with variant():
+                block(tensor, calls // 4)
                 took = block(tensor, calls)
+            if isinstance(variant, Ours):
+                variant.calls += calls + calls // 4
             if turn:  # the first is a warm-up
                 times[name].append(took)
         print(f"\r{backend}: round {turn} of {rounds}", end="", flush=True, file=sys.stderr)
+    for name, variant in all_of_them.items():
+        if isinstance(variant, Ours):
+            variant.check(name)
     colds: dict[str, list[float]] = {}
     if backend != "gloo2":
         rubbish = torch.zeros(COLD_BYTES // 4)
-        for _ in range(3):
+        for _ in range(5):
             for name in ("plain", "ours: in place", "wrapt pass-through", "ddtrace span per call"):
-                with contextlib.ExitStack() as stack:
-                    if name == "ours: in place":
-                        stack.enter_context(ours(100, DD_PYTORCH_INSTRUMENT="in_place"))
-                    else:
-                        stack.enter_context(all_of_them[name]())
-                    colds.setdefault(name, []).append(cold(tensor, rubbish, 100))
+                with all_of_them[name]():
+                    colds.setdefault(name, []).append(cold(tensor, rubbish, 60))
     print(file=sys.stderr)
     torch.distributed.destroy_process_group()
     return {"times": times, "cold": colds}
