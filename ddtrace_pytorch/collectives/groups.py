@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 from ddtrace_pytorch.ledger import Group
@@ -13,13 +14,14 @@ class TorchGroups:
     def __init__(self, distributed: Any) -> None:
         self._distributed = distributed
         self._c10d = distributed.distributed_c10d
+        self._born: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def actual(self, process_group: Any) -> Any:
         return self._c10d._get_default_group() if process_group is None else process_group
 
     def describe(self, process_group: Any) -> Group | None:
-        if not isinstance(process_group, self._c10d.ProcessGroup):
-            return None  # torch's mark for "not a member"
+        if not self.is_member(process_group):
+            return None
         ranks = self._ranks(process_group)
         group = Group(
             name=str(process_group.group_name),
@@ -28,12 +30,20 @@ class TorchGroups:
             ranks=ranks,
             rank=process_group.rank(),
         )
-        group.launched_before = launched(process_group)
+        group.launched_before = 0 if process_group in self._born else launched(process_group)
         return group
+
+    def born(self, process_group: Any) -> None:
+        """`process_group` is new: whatever is launched on it is launched after we came."""
+        self._born.add(process_group)
 
     def all(self) -> list[Any]:
         """The process groups there are that this rank is in."""
-        return [one for one in self._c10d._world.pg_map if isinstance(one, self._c10d.ProcessGroup)]
+        return [one for one in tuple(self._c10d._world.pg_map) if self.is_member(one)]
+
+    def is_member(self, process_group: Any) -> bool:
+        """Whether that is a group with this rank in it; for others torch has marks of several kinds."""
+        return isinstance(process_group, self._c10d.ProcessGroup)
 
     def _ranks(self, process_group: Any) -> tuple[int, ...]:
         try:
@@ -52,7 +62,7 @@ class TorchGroups:
         described = getattr(process_group, "group_desc", "")
         if described.startswith("mesh_"):
             return str(described.removeprefix("mesh_"))
-        if process_group is self._c10d._get_default_group():
+        if process_group is self._distributed.group.WORLD:
             return "world"
         return str(described if described not in ("", "undefined", "default_pg") else process_group.group_name)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
-from ddtrace_pytorch.border import safely
+from ddtrace_pytorch.border import safely, warn_once
 from ddtrace_pytorch.collectives import composites, in_place, wrappers
 from ddtrace_pytorch.collectives.groups import TorchGroups
 from ddtrace_pytorch.collectives.in_flight import InFlight
 from ddtrace_pytorch.collectives.listening import Listener, Listening
+from ddtrace_pytorch.collectives.native_hooks import NativeHooks
 from ddtrace_pytorch.collectives.surface import OPERATIONS, Kind, Operation, release_of
 from ddtrace_pytorch.collectives.work import Waits
 from ddtrace_pytorch.ledger import Ledger
@@ -27,16 +29,59 @@ class Instrument:
         self._forced = forced
         self._waits = Waits(torch.distributed.distributed_c10d.Work, self.in_flight)
         self._listening = Listening(ledger)
+        self._hooks: NativeHooks | None = None
         self._undo: list[Callable[[], None]] = []
         self._undo_listening: list[Callable[[], None]] = []
-        self.in_use = "wrapt" if forced == "wrapt" else "in_place"
+        self._wraps = False
+
+    @property
+    def in_use(self) -> str:
+        """The value of ``pytorch.instrument``: ``in_place`` or ``wrapt``, ``+hooks`` where there are; or ``hooks``."""
+        if self._forced == "hooks" and self._hooks is not None:
+            return "hooks"
+        return ("wrapt" if self._wraps else "in_place") + ("+hooks" if self._hooks is not None else "")
 
     def install(self) -> None:
-        """Instrument every function of the table that this torch has, and get to know the groups there are."""
+        """Instrument every function of the table that this torch has, and every process group, also those to come."""
+        if self._forced in ("auto", "hooks"):
+            self._use_hooks()
+        self._undo += in_place.place(self._distributed, "_new_process_group_helper", self._around_new_group)[0]
         for process_group in self._groups.all():
-            safely("get to know a process group")(self._ledger.group)(process_group)
-        for operation in self._operations():
-            safely(f"instrument {operation.function}")(self._instrument)(operation)
+            self._meet(process_group)
+        if self._forced != "hooks":
+            for operation in self._operations():
+                safely(f"instrument {operation.function}")(self._instrument)(operation)
+
+    def _use_hooks(self) -> None:
+        if NativeHooks.exist(self._distributed.distributed_c10d.ProcessGroup):
+            self._hooks = NativeHooks(self._ledger, self.in_flight)
+        elif self._forced == "hooks":
+            self._forced = "auto"
+            warn_once("DD_PYTORCH_INSTRUMENT=hooks needs torch 2.14 or later; using 'auto'")
+
+    @safely("get to know a process group")
+    def _meet(self, process_group: Any) -> None:
+        self._ledger.group(process_group)
+        if self._hooks is not None:
+            self._hooks.watch(process_group)
+
+    def _around_new_group(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def _new_process_group_helper(*args: Any, **kwargs: Any) -> Any:
+            made = original(*args, **kwargs)
+            self._born(made)
+            return made
+
+        return _new_process_group_helper
+
+    @safely("get to know a new process group")
+    def _born(self, made: Any) -> None:
+        process_group = made[0] if isinstance(made, tuple) else made
+        if self._groups.is_member(process_group):
+            # torch has not registered its ranks yet: the ledger asks for them when the group is first used.
+            self._groups.born(process_group)
+            if self._hooks is not None:
+                self._hooks.watch(process_group)
 
     def listen(self, listener: Listener) -> None:
         """Tell `listener` of each call from now on; see :mod:`~ddtrace_pytorch.collectives.listening`."""
@@ -58,6 +103,8 @@ class Instrument:
                 self._undo_listening.pop()()
 
     def remove(self) -> None:
+        if self._hooks is not None:
+            self._hooks.remove()
         for undo in (self._undo_listening, self._undo):
             while undo:
                 undo.pop()()
@@ -69,8 +116,7 @@ class Instrument:
     def _instrument(self, operation: Operation) -> None:
         undo, how = in_place.place(self._distributed, operation.function, self._around(operation), self._forced)
         self._undo += undo
-        if how == "wrapt":
-            self.in_use = "wrapt"
+        self._wraps |= how == "wrapt"
 
     def _around(self, operation: Operation) -> in_place.Around:
         if operation.kind is Kind.OBJECTS:

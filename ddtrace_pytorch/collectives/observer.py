@@ -80,6 +80,8 @@ class Collectives:
     @safely("look at the process groups")
     def look(self) -> None:
         """Read torch's own counts, while the groups are still there."""
+        for process_group in self._groups.all():
+            self.ledger.group(process_group)
         for here in tuple(self.ledger.groups):
             alive = here.process_group and here.process_group()
             if alive is not None:
