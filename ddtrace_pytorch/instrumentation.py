@@ -14,6 +14,7 @@ from typing import Any
 from ddtrace_pytorch import autoload
 from ddtrace_pytorch.border import safely, warn_once
 from ddtrace_pytorch.collectives import in_place
+from ddtrace_pytorch.collectives.new_groups import NewGroups
 from ddtrace_pytorch.patch import SUPPORTED_TORCH, get_version, supports
 from ddtrace_pytorch.spans import End
 from ddtrace_pytorch.training import frameworks
@@ -115,6 +116,9 @@ class Instrumentation:
         if distributed.is_available():
             self._instrument("init_process_group", self._around_init)
             self._instrument("destroy_process_group", self._around_destroy)
+            new_groups = NewGroups(distributed)
+            self._undo.append(new_groups.close)
+            new_groups.open()
         frameworks.watch(self.lifecycle.framework_seen, self._undo)
         self._undo.append(self.lifecycle.steps.watch())
         atexit.register(self.lifecycle.at_exit)

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ddtrace_pytorch import parenthood
+from ddtrace_pytorch import hooks, parenthood
 from ddtrace_pytorch.border import safely, warn_once
 from ddtrace_pytorch.c_signals import die
 from ddtrace_pytorch.clock import Clock
@@ -247,6 +247,8 @@ class Session:
 
     @safely("watch collectives")
     def _watch_collectives(self) -> None:
+        if self._settings.collectives == "off" and (hooks.starts or hooks.ends):
+            warn_once("DD_PYTORCH_COLLECTIVES=off: no hook of collectives will be called")
         if self._collectives is not None:
             self._collectives.open()
             self.learn({"pytorch.instrument": self._collectives.instrument.in_use})

@@ -64,6 +64,31 @@ def _one_of(*words: str) -> Callable[[str], str]:
     return parse
 
 
+def _where(raw: str) -> str | None:
+    """Which calls a switch that may be narrowed to those between nodes is on for; None where nobody said."""
+    word = raw.strip().lower()
+    if not word:
+        return None
+    meant = {"1": "true", "0": "false"}.get(word, word)
+    if meant not in ("true", "false", "crossnode"):
+        raise BadValue("true, false or crossnode")
+    return meant
+
+
+def _traced(raw: str) -> str | None:
+    """monitor_collectives' word for the same; it took any word but the other two for ALL, and its users write 1."""
+    word = raw.strip().lower()
+    if not word:
+        return None
+    if word not in ("all", "1", "crossnode", "none"):
+        raise BadValue("ALL, CROSSNODE or NONE")
+    return {"crossnode": "crossnode", "none": "false"}.get(word, "true")
+
+
+def _as_monitor_collectives(raw: str) -> bool:
+    return raw.strip().lower() in ("true", "1", "t", "y", "yes")
+
+
 @dataclass(frozen=True)
 class RankChoice:
     """Which ranks write a run log: ``all``, numbers and ranges (``0,8-15``), or every n-th (``%8``)."""
@@ -190,6 +215,36 @@ TABLE: tuple[Setting, ...] = (
         "How collectives are seen; `auto` takes the best this torch has, the other words force one way.",
     ),
     Setting(
+        "DD_PYTORCH_NVTX",
+        "nvtx",
+        _where,
+        "",
+        "NVTX range around each collective, for Nsight: `true`, `false` (the default) or `crossnode`.",
+    ),
+    Setting(
+        "DD_PYTORCH_PRINT",
+        "print_calls",
+        _where,
+        "",
+        "A line on stdout for each collective, from its leader: `true`, `false` (the default) or `crossnode`.",
+    ),
+    Setting(
+        "TORCH_DISTRIBUTED_TRACING",
+        "tracing",
+        _traced,
+        "",
+        "As for Google's monitor_collectives: NVTX ranges with its keys, for `ALL` or `CROSSNODE` calls, or `NONE`.",
+    ),
+    Setting(
+        "TORCH_DISTRIBUTED_TRACING_PRINT",
+        "tracing_print",
+        _as_monitor_collectives,
+        "false",
+        "As there: print them too. Only with `TORCH_DISTRIBUTED_TRACING`.",
+    ),
+    Setting("GPU_SERIAL", "gpu_serial", _text, "unknown", "As there: what its records give as `gpu_serial`."),
+    Setting("VM_ID", "vm_id", _text, "unknown", "As there: what its records give as `vm_id`."),
+    Setting(
         "DD_PYTORCH_LOG_DIR",
         "log_dir",
         _optional_path,
@@ -228,6 +283,12 @@ class Settings:
     summary_seconds: float
     slow_ms: float
     instrument: str
+    nvtx: str | None
+    print_calls: str | None
+    tracing: str | None
+    tracing_print: bool
+    gpu_serial: str
+    vm_id: str
     log_dir: str | None
     log_max_mb: float
     log_ranks: RankChoice

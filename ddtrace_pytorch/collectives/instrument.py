@@ -10,7 +10,7 @@ from ddtrace_pytorch.border import safely, warn_once
 from ddtrace_pytorch.collectives import composites, in_place, wrappers
 from ddtrace_pytorch.collectives.groups import TorchGroups
 from ddtrace_pytorch.collectives.in_flight import InFlight
-from ddtrace_pytorch.collectives.listening import Listener, Listening
+from ddtrace_pytorch.collectives.listening import BATCH, Listener, Listening
 from ddtrace_pytorch.collectives.native_hooks import NativeHooks
 from ddtrace_pytorch.collectives.surface import OPERATIONS, Kind, Operation, release_of
 from ddtrace_pytorch.collectives.work import Waits
@@ -87,7 +87,7 @@ class Instrument:
         """Tell `listener` of each call from now on; see :mod:`~ddtrace_pytorch.collectives.listening`."""
         self._listening.listeners += (listener,)
         if not self._undo_listening:
-            for operation in self._operations():
+            for operation in (*self._operations(), BATCH):
                 if operation.kind is Kind.COALESCING:
                     continue  # a block, not a call; those inside of it are heard
                 undo, _ = in_place.place(

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import uuid
 from _thread import get_ident
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic_ns
 from typing import Any, Protocol
@@ -19,6 +20,12 @@ from ddtrace_pytorch.collectives import sizes
 from ddtrace_pytorch.collectives.surface import Kind, Operation
 from ddtrace_pytorch.ledger import Group, Ledger
 
+# Heard, not counted: its transfers are calls of isend and irecv, each of which is counted and heard by itself.
+BATCH = Operation("batch_isend_irecv", "p2p_op_list", kind=Kind.P2P, deferred="True")
+
+# What a thread is inside of: a call, or a batch of that correlation id.
+_CALL = ""
+
 
 @dataclass(frozen=True)
 class Call:
@@ -26,7 +33,7 @@ class Call:
 
     `size` in bytes; None for operations made of others, which only know when they are over. `number` is what all ranks
     of the group know the call by (0: it has none); `root` the global rank of the root or peer, where there is one;
-    `started` on the monotonic clock, in ns.
+    `started` on the monotonic clock, in ns; `batch` what :data:`BATCH` and its transfers have in common.
     """
 
     operation: Operation
@@ -37,6 +44,24 @@ class Call:
     deferred: bool
     started: int
     arguments: Mapping[str, Any]
+    batch: str | None = None
+
+    @property
+    def transfers(self) -> Sequence[Any]:
+        """The P2POps of a batch."""
+        found: Sequence[Any] = self.arguments["p2p_op_list"] if self.operation is BATCH else ()
+        return found
+
+    @property
+    def device(self) -> Any:
+        """Where the data is: the device of the first tensor; None where there is none, or it isn't known yet."""
+        if self.operation.kind is Kind.OBJECTS:
+            return None
+        for value in (*(one.tensor for one in self.transfers), *self.arguments.values()):
+            first = value[0] if isinstance(value, (list, tuple)) and value else value
+            if hasattr(first, "nbytes"):
+                return first.device
+        return None
 
 
 class Listener(Protocol):
@@ -54,51 +79,40 @@ class Listening:
     def __init__(self, ledger: Ledger) -> None:
         self.listeners: tuple[Listener, ...] = ()
         self._ledger = ledger
-        self._inside: set[int] = set()
+        self._inside: dict[int, str] = {}
 
     def around(self, operation: Operation) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """What makes the layer around the function of `operation`."""
-        size_of = compile(operation.size, f"<size of {operation.function}>", "eval")
-        deferred = compile(operation.deferred, f"<{operation.function} is deferred>", "eval")
-
-        def read(signature: inspect.Signature, args: Any, kwargs: Any) -> Call | None:
-            bound = signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            arguments = bound.arguments
-            group = self._ledger.group(arguments["group"])
-            if group is None:
-                return None
-            names = {**vars(sizes), **arguments, "here": group}
-            return Call(
-                operation=operation,
-                group=group,
-                size=eval(size_of, names) if operation.kind not in (Kind.OBJECTS, Kind.COALESCING) else None,
-                number=group.calls + 1 if operation.kind in (Kind.COLLECTIVE, Kind.OBJECTS) else 0,
-                root=self._root(operation, arguments, group),
-                deferred=bool(eval(deferred, names)),
-                started=monotonic_ns(),
-                arguments=arguments,
-            )
+        read = self._read_batch if operation is BATCH else self._reader(operation)
 
         def around(original: Callable[..., Any]) -> Callable[..., Any]:
-            read_safely = safely(f"look at a call of {operation.function}")(
-                functools.partial(read, inspect.signature(original))
-            )
+            signature = inspect.signature(original)
+
+            @safely(f"look at a call of {operation.function}")
+            def look(args: Any, kwargs: Any, batch: str | None) -> Call | None:
+                try:
+                    bound = signature.bind(*args, **kwargs)
+                except TypeError:
+                    return None  # torch will say what is wrong with it
+                bound.apply_defaults()
+                return read(bound.arguments, batch)
 
             @functools.wraps(original)
             def listened(*args: Any, **kwargs: Any) -> Any:
-                me = get_ident()
-                listeners = self.listeners
-                if me in self._inside or not listeners:
+                me, inside = get_ident(), self._inside
+                listeners, outer = self.listeners, inside.get(me)
+                if outer == _CALL or not listeners:
                     return original(*args, **kwargs)
-                self._inside.add(me)
+                inside[me] = _CALL
                 result = None
                 try:
-                    call = read_safely(args, kwargs)
+                    call = look(args, kwargs, outer)
                     if call is None:
                         return original(*args, **kwargs)
                     for listener in listeners:
                         safely("tell of a collective")(listener.begin)(call)
+                    if call.operation is BATCH:
+                        inside[me] = call.batch or _CALL
                     try:
                         result = original(*args, **kwargs)
                     finally:
@@ -106,11 +120,56 @@ class Listening:
                             safely("tell of a collective")(listener.end)(call, result)
                     return result
                 finally:
-                    self._inside.discard(me)
+                    if outer is None:
+                        del inside[me]
+                    else:
+                        inside[me] = outer
 
             return listened
 
         return around
+
+    def _reader(self, operation: Operation) -> Callable[[Mapping[str, Any], str | None], Call | None]:
+        size_of = compile(operation.size, f"<size of {operation.function}>", "eval")
+        deferred = compile(operation.deferred, f"<{operation.function} is deferred>", "eval")
+        between_two = operation.kind is Kind.P2P or operation.function in ("send_object_list", "recv_object_list")
+        numbered = operation.kind in (Kind.COLLECTIVE, Kind.OBJECTS) and not between_two
+
+        def read(arguments: Mapping[str, Any], batch: str | None) -> Call | None:
+            group = self._ledger.group(arguments["group"])
+            if group is None:
+                return None
+            names = {**vars(sizes), **arguments, "here": group}
+            return Call(
+                operation=operation,
+                group=group,
+                size=None if operation.kind is Kind.OBJECTS else eval(size_of, names),
+                number=group.calls + 1 if numbered else 0,
+                root=self._root(operation, arguments, group),
+                deferred=bool(eval(deferred, names)),
+                started=monotonic_ns(),
+                arguments=arguments,
+                batch=batch,
+            )
+
+        return read
+
+    def _read_batch(self, arguments: Mapping[str, Any], batch: str | None) -> Call | None:
+        transfers = arguments["p2p_op_list"]
+        group = self._ledger.group(transfers[0].group) if transfers else None
+        if group is None:
+            return None
+        return Call(
+            operation=BATCH,
+            group=group,
+            size=sizes.total(one.tensor for one in transfers),
+            number=0,
+            root=None,
+            deferred=True,
+            started=monotonic_ns(),
+            arguments=arguments,
+            batch=str(uuid.uuid4()),
+        )
 
     @staticmethod
     def _root(operation: Operation, arguments: Mapping[str, Any], group: Group) -> int | None:
@@ -121,6 +180,6 @@ class Listening:
         if root is None and within is not None:
             root = group.ranks[within]
         # 2.6 and later: neither given is the group's first rank, but for recv, where it is anybody.
-        if root is None and operation.kind is not Kind.P2P:
+        if root is None and operation.kind is not Kind.P2P and "recv" not in operation.function:
             root = group.ranks[0]
         return root

@@ -13,8 +13,10 @@ from typing import Any
 from ddtrace_pytorch.border import safely
 from ddtrace_pytorch.clock import Clock
 from ddtrace_pytorch.collectives import telling
+from ddtrace_pytorch.collectives.callbacks import Callbacks
 from ddtrace_pytorch.collectives.groups import TorchGroups, launched
 from ddtrace_pytorch.collectives.instrument import Instrument
+from ddtrace_pytorch.collectives.markers import markers
 from ddtrace_pytorch.collectives.telling import Coverage, Totals
 from ddtrace_pytorch.exporter import Exporter
 from ddtrace_pytorch.ledger import Cell, Group, Ledger
@@ -36,6 +38,9 @@ class Collectives:
         self._groups = TorchGroups(torch.distributed)
         self.ledger = Ledger(self._groups, round(settings.slow_ms * MILLISECOND), _each(settings.collectives))
         self.instrument = Instrument(torch, self.ledger, self._groups, settings.instrument)
+        self._markers = markers(settings, torch, node_of=self._node_of)
+        placeholder = getattr(torch.distributed.distributed_c10d, "_IllegalWork", ())
+        self._callbacks = Callbacks(self.instrument, clock, placeholder)
         self._told: dict[Cell, Totals] = {}
         self._told_at = clock.now()
         self._launched: dict[Group, int | None] = {}
@@ -44,6 +49,9 @@ class Collectives:
 
     def open(self) -> None:
         self.instrument.install()
+        if self._markers is not None:
+            self.instrument.listen(self._markers)
+        self._callbacks.open()
 
     def calls(self) -> int:
         """Collectives that were seen so far, over all groups."""
@@ -104,6 +112,7 @@ class Collectives:
 
     def close(self) -> None:
         """Give torch its functions back and tell what is left."""
+        self._callbacks.close()
         self.instrument.remove()
         self.ledger.close()
         self.beat()
@@ -111,8 +120,12 @@ class Collectives:
 
     def abandon(self) -> None:
         """In a forked child: nothing of the parent's is counted here."""
+        self._callbacks.abandon()
         self.instrument.remove()
         self.ledger.close()
+
+    def _node_of(self, rank: int) -> object:
+        return None  # not known yet; the group's `crosses_nodes` has to do
 
     def _coverage(self, here: Group) -> Coverage:
         now, before = self._launched.get(here), here.launched_before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email
+import itertools
 import re
 import subprocess
 import sys
@@ -176,6 +177,7 @@ def test_readme_lists_every_setting_with_its_default_and_meaning() -> None:
     from ddtrace_pytorch.settings import TABLE
 
     readme = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
-    listed = [line for line in readme if line.startswith("| `DD_")]
+    below = readme[readme.index("| variable | default | meaning |") + 2 :]
+    listed = list(itertools.takewhile(lambda line: line.startswith("|"), below))
     default = {setting.variable: f"`{setting.default}`" if setting.default else "–" for setting in TABLE}
     assert listed == [f"| `{row.variable}` | {default[row.variable]} | {row.meaning} |" for row in TABLE]

@@ -34,8 +34,9 @@ def test_an_empty_environment_gives_the_defaults_and_no_complaint() -> None:
 def test_every_row_fills_a_field_of_its_own_and_says_what_it_means() -> None:
     assert sorted(row.field for row in TABLE) == sorted({f.name for f in fields(Settings)} - {"complaints"})
     assert len(ROWS) == len(TABLE)
+    theirs = {"TORCH_DISTRIBUTED_TRACING", "TORCH_DISTRIBUTED_TRACING_PRINT", "GPU_SERIAL", "VM_ID"}
     for row in TABLE:
-        assert row.variable.startswith("DD_")
+        assert row.variable.startswith("DD_") or row.variable in theirs
         assert row.meaning.endswith(".")
 
 
@@ -53,6 +54,17 @@ def test_every_row_fills_a_field_of_its_own_and_says_what_it_means() -> None:
         ("DD_PYTORCH_ROTATION_SECONDS", "0.05", "rotation_seconds", 0.05),
         ("DD_PYTORCH_ROTATION_SECONDS", "1e2", "rotation_seconds", 100.0),
         ("DD_PYTORCH_SNAPSHOT_SECONDS", " 5 ", "snapshot_seconds", 5.0),
+        ("DD_PYTORCH_NVTX", " True ", "nvtx", "true"),
+        ("DD_PYTORCH_NVTX", "0", "nvtx", "false"),
+        ("DD_PYTORCH_PRINT", "CROSSNODE", "print_calls", "crossnode"),
+        ("TORCH_DISTRIBUTED_TRACING", "ALL", "tracing", "true"),
+        ("TORCH_DISTRIBUTED_TRACING", "1", "tracing", "true"),
+        ("TORCH_DISTRIBUTED_TRACING", "CrossNode", "tracing", "crossnode"),
+        ("TORCH_DISTRIBUTED_TRACING", "NONE", "tracing", "false"),
+        ("TORCH_DISTRIBUTED_TRACING_PRINT", "Y", "tracing_print", True),
+        ("TORCH_DISTRIBUTED_TRACING_PRINT", "on", "tracing_print", False),  # that script's reading
+        ("GPU_SERIAL", "1324", "gpu_serial", "1324"),
+        ("VM_ID", " vm-7 ", "vm_id", "vm-7"),
         ("DD_PYTORCH_LOG_DIR", "/data/logs", "log_root", "/data/logs"),
         ("DD_PYTORCH_LOG_MAX_MB", "1", "log_max_mb", 1.0),
     ],
@@ -93,6 +105,8 @@ def test_our_own_service_wins_over_ddtraces() -> None:
     [
         ("DD_PYTORCH_LOG_MAX_MB", "1e9", "from 1 to 1048576"),
         ("DD_PYTORCH_EXPORT", "carrier pigeon", "auto, agent, local, both, none"),
+        ("DD_PYTORCH_NVTX", "all", "true, false or crossnode"),
+        ("TORCH_DISTRIBUTED_TRACING", "everything", "ALL, CROSSNODE or NONE"),
         ("DD_PYTORCH_ROTATION_SECONDS", "ten", "a number from 0.01 to 86400"),
         ("DD_PYTORCH_ROTATION_SECONDS", "0", "a number from 0.01 to 86400"),
         ("DD_PYTORCH_ROTATION_SECONDS", "-5", "a number from 0.01 to 86400"),
