@@ -199,8 +199,12 @@ class Teller:
         try:
             self._take_turns()
         finally:
-            if not self._stopped:  # a hook may also have called sys.exit(), which ends this thread
+            if not self._stopped:
                 self._gave_up()
+                warn_once(
+                    "the thread that calls the hooks of collectives has stopped, after ten failures in a row or "
+                    "because a hook called sys.exit(); this session calls none any more"
+                )
 
     def _take_turns(self) -> None:
         turn = safely("call the hooks of collectives")(self._turn)
@@ -212,7 +216,6 @@ class Teller:
             failures = 0 if going_on else failures + 1
             if failures:
                 self._rest.wait(BACK_OFF_SECONDS)
-        warn_once(f"the thread that calls the hooks of collectives failed {FAILURES} times in a row and has stopped")
 
     def _turn(self) -> bool:
         """Deliver the next event, or wait for one; false once all is delivered and there will be no more."""

@@ -31,9 +31,9 @@ _CALL = ""
 class Call:
     """One call of an operation as it begins.
 
-    `size` in bytes; None for operations made of others, which only know when they are over. `number` is what all ranks
-    of the group know the call by (0: it has none); `root` the global rank of the root or peer, where there is one;
-    `started` on the monotonic clock, in ns; `batch` what :data:`BATCH` and its transfers have in common.
+    `size` in bytes; None where it isn't known: operations made of others only know when they are over. `number` is what
+    all ranks of the group know the call by (0: it has none); `root` the global rank of the root or peer, where there is
+    one; `started` on the monotonic clock, in ns; `batch` what :data:`BATCH` and its transfers have in common.
     """
 
     operation: Operation
@@ -140,10 +140,14 @@ class Listening:
             if group is None:
                 return None
             names = {**vars(sizes), **arguments, "here": group}
+            try:
+                size = None if operation.kind is Kind.OBJECTS else eval(size_of, names)
+            except Exception:
+                size = None  # no tensor: torch will say so, or has its reasons
             return Call(
                 operation=operation,
                 group=group,
-                size=None if operation.kind is Kind.OBJECTS else eval(size_of, names),
+                size=size,
                 number=group.calls + 1 if numbered else 0,
                 root=self._root(operation, arguments, group),
                 deferred=bool(eval(deferred, names)),
@@ -156,7 +160,9 @@ class Listening:
 
     def _read_batch(self, arguments: Mapping[str, Any], batch: str | None) -> Call | None:
         transfers = arguments["p2p_op_list"]
-        group = self._ledger.group(transfers[0].group) if transfers else None
+        if not transfers or not all(hasattr(one, "peer") and hasattr(one, "tensor") for one in transfers):
+            return None  # torch will say what is wrong with it
+        group = self._ledger.group(transfers[0].group)
         if group is None:
             return None
         return Call(

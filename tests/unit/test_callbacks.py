@@ -231,11 +231,13 @@ def test_closing_delivers_what_waits_but_waits_for_no_hook_for_long(
     until(gone, 5, "the thread ends")
 
 
-def test_a_hook_that_ends_its_thread_ends_the_listening(layer: Layer) -> None:
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_hook_that_ends_its_thread_ends_the_listening(layer: Layer, caplog: pytest.LogCaptureFixture) -> None:
     hooks.register_collective_start_hook(lambda status: exit(3))
     layer.make()
     until(gone, 5, "the thread ends")
     assert layer.listeners == []
+    assert "sys.exit()" in caplog.text
 
 
 def test_what_a_hook_itself_does_is_not_told_to_it(layer: Layer) -> None:
