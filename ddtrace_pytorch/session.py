@@ -20,6 +20,7 @@ from ddtrace_pytorch import hooks, parenthood
 from ddtrace_pytorch.border import safely, warn_once
 from ddtrace_pytorch.c_signals import die
 from ddtrace_pytorch.clock import Clock
+from ddtrace_pytorch.collectives.markers import channels
 from ddtrace_pytorch.collectives.observer import Collectives
 from ddtrace_pytorch.exporter import Exporter
 from ddtrace_pytorch.identity import describe, place, runtime
@@ -247,8 +248,8 @@ class Session:
 
     @safely("watch collectives")
     def _watch_collectives(self) -> None:
-        if self._settings.collectives == "off" and (hooks.starts or hooks.ends):
-            warn_once("DD_PYTORCH_COLLECTIVES=off: no hook of collectives will be called")
+        if self._settings.collectives == "off" and (hooks.starts or hooks.ends or any(channels(self._settings))):
+            warn_once("DD_PYTORCH_COLLECTIVES=off: collectives are neither marked nor told to hooks")
         if self._collectives is not None:
             self._collectives.open()
             self.learn({"pytorch.instrument": self._collectives.instrument.in_use})
