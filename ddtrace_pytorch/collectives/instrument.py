@@ -88,12 +88,8 @@ class Instrument:
         self._listening.listeners += (listener,)
         if not self._undo_listening:
             for operation in (*self._operations(), BATCH):
-                if operation.kind is Kind.COALESCING:
-                    continue  # a block, not a call; those inside of it are heard
-                undo, _ = in_place.place(
-                    self._distributed, operation.function, self._listening.around(operation), self._forced
-                )
-                self._undo_listening += undo
+                if operation.kind is not Kind.COALESCING:  # a block, not a call; those inside of it are heard
+                    safely(f"listen to {operation.function}")(self._listen_to)(operation)
 
     def unlisten(self, listener: Listener) -> None:
         """Tell `listener` no more; with the last one the layer goes."""
@@ -117,6 +113,11 @@ class Instrument:
         undo, how = in_place.place(self._distributed, operation.function, self._around(operation), self._forced)
         self._undo += undo
         self._wraps |= how == "wrapt"
+
+    def _listen_to(self, operation: Operation) -> None:
+        around = self._listening.around(operation)
+        undo, _ = in_place.place(self._distributed, operation.function, around, self._forced)
+        self._undo_listening += undo
 
     def _around(self, operation: Operation) -> in_place.Around:
         if operation.kind is Kind.OBJECTS:

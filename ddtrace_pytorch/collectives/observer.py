@@ -38,7 +38,7 @@ class Collectives:
         self._groups = TorchGroups(torch.distributed)
         self.ledger = Ledger(self._groups, round(settings.slow_ms * MILLISECOND), _each(settings.collectives))
         self.instrument = Instrument(torch, self.ledger, self._groups, settings.instrument)
-        self._markers = markers(settings, torch, node_of=self._node_of)
+        self._markers = safely("mark collectives")(markers)(settings, torch, self._node_of)
         placeholder = getattr(torch.distributed.distributed_c10d, "_IllegalWork", ())
         self._callbacks = Callbacks(self.instrument, clock, placeholder)
         self._told: dict[Cell, Totals] = {}
@@ -51,7 +51,7 @@ class Collectives:
         self.instrument.install()
         if self._markers is not None:
             self.instrument.listen(self._markers)
-        self._callbacks.open()
+        safely("call the hooks of collectives")(self._callbacks.open)()
 
     def calls(self) -> int:
         """Collectives that were seen so far, over all groups."""
