@@ -123,6 +123,9 @@ def unfollow(follower: Callable[[], None]) -> None:
 def _register(function: Callable[..., object], among: dict[Handle, None]) -> Handle:
     handle = Handle(function, among)
     among[handle] = None
+    instrumentation = sys.modules.get("ddtrace_pytorch.instrumentation")
+    if instrumentation is not None:
+        instrumentation.watch_new_groups()
     _tell_followers()
     if not _switched_on():
         warn_once(

@@ -9,15 +9,17 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddtrace_pytorch import autoload
 from ddtrace_pytorch.border import safely, warn_once
 from ddtrace_pytorch.collectives import in_place
-from ddtrace_pytorch.collectives.new_groups import NewGroups
 from ddtrace_pytorch.patch import SUPPORTED_TORCH, get_version, supports
 from ddtrace_pytorch.spans import End
 from ddtrace_pytorch.training import frameworks
+
+if TYPE_CHECKING:
+    from ddtrace_pytorch.collectives.new_groups import NewGroups
 
 Undo = Callable[[], None]
 
@@ -56,6 +58,13 @@ def switch_off() -> None:
         instrumentation, _switched_on = _switched_on, None
         if instrumentation is not None:
             instrumentation.remove()
+
+
+def watch_new_groups() -> None:
+    """For the hooks of process groups, which may be registered before or after we are switched on."""
+    with _lock:
+        if _switched_on is not None:
+            _switched_on.watch_new_groups()
 
 
 def is_on() -> bool:
@@ -110,15 +119,14 @@ class Instrumentation:
         self.lifecycle = Lifecycle()
         self._torch = torch
         self._undo: list[Undo] = []
+        self._new_groups: NewGroups | None = None
 
     def install(self) -> None:
         distributed = self._torch.distributed
         if distributed.is_available():
             self._instrument("init_process_group", self._around_init)
             self._instrument("destroy_process_group", self._around_destroy)
-            new_groups = NewGroups(distributed)
-            self._undo.append(new_groups.close)
-            new_groups.open()
+        self.watch_new_groups()
         frameworks.watch(self.lifecycle.framework_seen, self._undo)
         self._undo.append(self.lifecycle.steps.watch())
         atexit.register(self.lifecycle.at_exit)
@@ -132,6 +140,16 @@ class Instrumentation:
         atexit.unregister(self.lifecycle.at_exit)
         while self._undo:
             self._undo.pop()()
+
+    def watch_new_groups(self) -> None:
+        """Have hooks of process groups called; costs nothing in the many processes where nobody imported them."""
+        if self._new_groups is None and "ddtrace_pytorch.hooks" in sys.modules:
+            from ddtrace_pytorch.collectives.new_groups import NewGroups
+
+            if self._torch.distributed.is_available():
+                self._new_groups = NewGroups(self._torch.distributed)
+                self._undo.append(self._new_groups.close)
+                self._new_groups.open()
 
     def _instrument(self, name: str, around: in_place.Around) -> None:
         undo, how = in_place.place(self._torch.distributed, name, around)
