@@ -165,7 +165,7 @@ class Cell:
             here.sampled = following(key, here.level) if here.samples < SAMPLES_A_BEAT else NEVER
         if took <= self.notable:
             return
-        frame = users_frame(sys._getframe(1))
+        frame = users_frame(sys._getframe(2))
         code, instruction = (frame.f_code, frame.f_lasti) if frame is not None else (None, 0)
         slow = self.slow
         if took > self.slowest:

@@ -124,4 +124,5 @@ class Instrument:
             return composites.objects(operation, self._ledger, self.in_flight)
         if operation.kind is Kind.COALESCING:
             return composites.coalescing(operation, self._ledger, self.in_flight, self._waits.track)
-        return wrappers.leaf(operation, self._ledger, self.in_flight, self._waits.track)
+        public = getattr(self._distributed.distributed_c10d, operation.function, None)
+        return wrappers.leaf(operation, public, self._ledger, self.in_flight, self._waits.track)

@@ -8,12 +8,13 @@ code; see :mod:`ddtrace_pytorch.ledger` for why that is exact without a lock.
 from __future__ import annotations
 
 import ast
+import dis
 import functools
 import inspect
 from collections.abc import Callable
 from time import monotonic_ns
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddtrace_pytorch.border import safely
 from ddtrace_pytorch.collectives import sizes
@@ -81,8 +82,10 @@ def make(_original, _waited, _issued, _find, _local, _new_slot, _track):
 """
 
 
-def leaf(operation: Operation, ledger: Ledger, in_flight: InFlight, track: Track) -> Callable[..., Any]:
+def leaf(operation: Operation, public: Any, ledger: Ledger, in_flight: InFlight, track: Track) -> Callable[..., Any]:
     """What makes the wrapper of an operation that does its work itself out of the function it wraps.
+
+    `public` is the function that users call; it may be the wrapped one, or torch's decorator around that.
 
     Raises :class:`UnknownShape` if that function lacks parameters that the table's row speaks of.
     """
@@ -111,8 +114,10 @@ def leaf(operation: Operation, ledger: Ledger, in_flight: InFlight, track: Track
             number="here.calls = _key = here.calls + 1" if numbered else "_key = 0",
             noteworthy="_took > _cell.notable" + (" or _key >= here.sampled" if numbered else ""),
         )
+        home = _home(public, original)
         namespace: dict[str, Any] = {
-            "__name__": __name__,
+            "__name__": home.module.get("__name__"),
+            "__warningregistry__": home.module.setdefault("__warningregistry__", {}),
             "_defaults": [one.default for one in parameters.values()],
             "_id": id,
             "_now": monotonic_ns,
@@ -122,8 +127,7 @@ def leaf(operation: Operation, ledger: Ledger, in_flight: InFlight, track: Track
             "_Composite": Composite,
             **{name: getattr(sizes, name) for name in sizes.__all__},
         }
-        code = inspect.unwrap(original).__code__
-        exec(_compiled(source, code.co_filename, code.co_firstlineno), namespace)
+        exec(_compiled(source, home.file, home.line), namespace)
         make: Callable[..., Callable[..., Any]] = namespace["make"]
 
         cell_of = safely("look up a process group")(ledger.cell)
@@ -149,13 +153,45 @@ def _check(operation: Operation, parameters: Any) -> None:
         raise UnknownShape(f"{operation.function} has parameters of another kind: {', '.join(odd)}")
 
 
+class _Home(NamedTuple):
+    """Where a wrapper pretends to stand: `module` is the dictionary of the module."""
+
+    file: str
+    line: int
+    module: dict[str, Any]
+
+
+def _home(public: Any, original: Any) -> _Home:
+    """The line in torch's decorator that calls `original`; without a decorator, where `original` is defined.
+
+    A warning that `original` gives in its caller's name then comes from where it always came, and not twice. And
+    Dynamo, which decides by the file whether to look into a function, does with ours as with torch's own.
+    """
+    function = public
+    while getattr(function, "__closure__", None):
+        cells = dict(zip(function.__code__.co_freevars, function.__closure__, strict=True))
+        for name, cell in cells.items():
+            if cell.cell_contents is original:
+                return _Home(function.__code__.co_filename, _first_use(function.__code__, name), function.__globals__)
+        inner = cells.get("func") or cells.get("arg")
+        function = inner.cell_contents if inner is not None else None
+    defined = inspect.unwrap(original)
+    return _Home(defined.__code__.co_filename, defined.__code__.co_firstlineno, defined.__globals__)
+
+
+def _first_use(code: CodeType, variable: str) -> int:
+    line = code.co_firstlineno
+    for instruction in dis.get_instructions(code):
+        # A number up to Python 3.12, then a flag beside `line_number`.
+        line = getattr(instruction, "line_number", instruction.starts_line) or line
+        if instruction.argval == variable and instruction.opname == "LOAD_DEREF":
+            break
+    return line
+
+
 @functools.lru_cache(maxsize=128)  # one for each operation: a process may open many sessions
 def _compiled(source: str, file: str, line: int) -> CodeType:
-    """`source` compiled as if all of it stood in one line of `file`.
-
-    That is the line where torch defines the function: Dynamo decides by the file whether to look into a function that
-    it meets, and should do with ours as with theirs.
-    """
+    """`source` compiled as if all of it stood in one line of `file`."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if hasattr(node, "lineno"):

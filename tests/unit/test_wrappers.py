@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import inspect
 import sys
 import threading
+import warnings
 import weakref
 from types import SimpleNamespace
 from typing import Any
@@ -67,7 +69,7 @@ def nothing_tracked() -> None:
 
 def wrapped(ledger: Ledger, name: str, original: Any, in_flight: InFlight | None = None) -> Any:
     follow = lambda work, cell: tracked.append((work, cell))  # noqa: E731
-    return wrappers.leaf(BY_NAME[name], ledger, in_flight or InFlight(), follow)(original)
+    return wrappers.leaf(BY_NAME[name], original, ledger, in_flight or InFlight(), follow)(original)
 
 
 def all_reduce(tensor: Any, op: str = "sum", group: Any = None, async_op: bool = False) -> Any:
@@ -319,3 +321,31 @@ def sized(operation: Operation, where: Group, **arguments: Any) -> Any:
 )
 def test_message_sizes(function: str, rank: int, arguments: dict[str, Any], expected: int) -> None:
     assert sized(BY_NAME[function], here(rank, 4), **arguments) == expected
+
+
+def test_a_warning_in_the_callers_name_comes_from_where_it_came_without_us(ledger: Ledger) -> None:
+    def barrier(group: Any = None, async_op: bool = False) -> None:
+        warnings.warn("theirs", stacklevel=2)
+
+    def decorated(func: Any) -> Any:
+        @functools.wraps(func)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return func(*args, **kwargs)
+
+        return wrapper
+
+    public = decorated(barrier)
+
+    def warned() -> list[tuple[str, int]]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("default")
+            public()
+            public()
+        return [(one.filename, one.lineno) for one in caught]
+
+    before = warned()
+    (cell,) = public.__closure__
+    cell.cell_contents = wrappers.leaf(BY_NAME["barrier"], public, ledger, InFlight(), lambda work, cell: None)(barrier)
+    assert warned() == before
+    assert len(before) == 1
+    assert only(ledger).count == 2
