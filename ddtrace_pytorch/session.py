@@ -28,6 +28,8 @@ from ddtrace_pytorch.identity import device as devices
 from ddtrace_pytorch.identity import job as jobs
 from ddtrace_pytorch.identity.describe import Member
 from ddtrace_pytorch.identity.introduction import GENERATED, Introduced, Introduction
+from ddtrace_pytorch.identity.meeting import Meeting
+from ddtrace_pytorch.identity.topology import find_nodes, this_node
 from ddtrace_pytorch.pulse import Pulse, task
 from ddtrace_pytorch.rank_span import RankSpan
 from ddtrace_pytorch.settings import Settings
@@ -55,9 +57,9 @@ class Session:
         self._settings = settings
         self._clock = Clock()
         self._job = jobs.identify(environ)
-        self._introduction = Introduction(
-            self._job, member.rank, member.world_size, member.store, member.ordinal, member.generated_id
-        )
+        store = member.store if member.world_size > 1 else None
+        self._meeting = Meeting(store, member.ordinal, self._job.restart_count)
+        self._introduction = Introduction(self._job, member.rank, self._meeting, member.generated_id)
         self._introduced: Introduced | None = None
         self._store_left_by: float | None = None
         self._device: devices.Device | None = None
@@ -76,7 +78,7 @@ class Session:
         self._collectives: Collectives | None = None
         if member.store is not None and settings.collectives != "off":
             self._collectives = Collectives(sys.modules["torch"], settings, self._clock, self.span, self._exporter)
-        self._store_thread = threading.Thread(target=self._introduce, name="ddtrace_pytorch.store", daemon=True)
+        self._store_thread = threading.Thread(target=self._meet, name="ddtrace_pytorch.store", daemon=True)
         self._handler = handler
         self._pulse = Pulse(
             [
@@ -111,7 +113,7 @@ class Session:
             self._pulse.start()
         except BaseException:
             self._handler.rest()
-            self._introduction.hurry()
+            self._meeting.hurry()
             self._exporter.close(CLOSE_SECONDS)
             raise
         self._parent.register()
@@ -157,7 +159,7 @@ class Session:
 
     def leave_store(self) -> None:
         """Be done with the process group's store: no thread of ours may be in it when the group goes."""
-        self._introduction.hurry()
+        self._meeting.hurry()
         if self._store_left_by is None:
             self._store_left_by = time.monotonic() + STORE_SECONDS
         self._store_thread.join(max(0.0, self._store_left_by - time.monotonic()))
@@ -204,11 +206,27 @@ class Session:
             warn_once(complaint)
         self.learn(device.tags(self._host))
 
+    def _meet(self) -> None:
+        leave_signals_to_others()
+        try:
+            self._introduce()
+            self._find_nodes()
+        finally:
+            self._meeting.leave()
+
     @safely("agree on ids with the other ranks")
     def _introduce(self) -> None:
-        leave_signals_to_others()
         self._know(self._introduction.agree(meanwhile=self._look_for_device))
         self._exporter.wake()
+
+    @safely("find which rank is on which node")
+    def _find_nodes(self) -> None:
+        member = self.member
+        if member.rank and self._introduced is self._introduction.own:
+            return  # rank 0, who would know, wasn't heard
+        nodes = find_nodes(self._meeting, member.rank, member.world_size, this_node(self._host), os.environ)
+        if nodes is not None and self._collectives is not None:
+            self._collectives.know(nodes)
 
     def _know(self, said: Introduced) -> None:
         if self._introduced is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+from ddtrace_pytorch.identity.topology import Nodes
 from ddtrace_pytorch.ledger import Group
 
 
@@ -15,6 +16,8 @@ class TorchGroups:
         self._distributed = distributed
         self._c10d = distributed.distributed_c10d
         self._born: weakref.WeakSet[Any] = weakref.WeakSet()
+        # Of the default group's ranks, once that is known.
+        self.nodes: Nodes | None = None
 
     def actual(self, process_group: Any) -> Any:
         return self._c10d._get_default_group() if process_group is None else process_group
@@ -31,11 +34,21 @@ class TorchGroups:
             rank=process_group.rank(),
         )
         group.launched_before = 0 if process_group in self._born else launched(process_group)
+        group.crosses_nodes = self.crosses_nodes(process_group)
         return group
 
     def born(self, process_group: Any) -> None:
         """`process_group` is new: whatever is launched on it is launched after we came."""
         self._born.add(process_group)
+
+    def crosses_nodes(self, process_group: Any) -> bool | None:
+        """Whether its ranks are on more than one node; None where that isn't known."""
+        if self.nodes is None:
+            return None
+        try:
+            return self.nodes.crosses(self._distributed.get_process_group_ranks(process_group))
+        except KeyError:  # made by hand: nobody says which ranks of the world its members are
+            return None
 
     def all(self) -> list[Any]:
         """The process groups there are that this rank is in."""

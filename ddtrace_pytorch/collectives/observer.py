@@ -19,6 +19,7 @@ from ddtrace_pytorch.collectives.instrument import Instrument
 from ddtrace_pytorch.collectives.markers import markers
 from ddtrace_pytorch.collectives.telling import Coverage, Totals
 from ddtrace_pytorch.exporter import Exporter
+from ddtrace_pytorch.identity.topology import Nodes
 from ddtrace_pytorch.ledger import Cell, Group, Ledger
 from ddtrace_pytorch.rank_span import RankSpan
 from ddtrace_pytorch.settings import Settings
@@ -57,8 +58,25 @@ class Collectives:
         """Collectives that were seen so far, over all groups."""
         return self.ledger.calls()
 
+    def know(self, nodes: Nodes) -> None:
+        """Which rank is on which node, of the default group's."""
+        self._groups.nodes = nodes
+        self._place_groups()
+
+    def _place_groups(self) -> None:
+        for here in tuple(self.ledger.groups):
+            alive = here.process_group and here.process_group()
+            if here.crosses_nodes is None and alive is not None:
+                here.crosses_nodes = self._groups.crosses_nodes(alive)
+                # In the mode that asks for them, its calls are told of from now on.
+                for cell in tuple(here.cells.values()):
+                    cell.slow = self.ledger.slow_for(cell)
+                    cell.notable = min(cell.slow, cell.slowest)
+
     def beat(self) -> None:
         """Once a second: tell of the calls that are told of one by one."""
+        # Again, for a group that was met in the very moment in which the nodes became known.
+        self._place_groups()
         self.ledger.beat()
         monotonic = self._clock.from_monotonic
         for cell, key, started, took, size in self.ledger.take_samples():

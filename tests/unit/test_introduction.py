@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from ddtrace_pytorch.identity.introduction import GENERATED, Introduced, Introduction, key
+from ddtrace_pytorch.identity.introduction import GENERATED, Introduced, Introduction
 from ddtrace_pytorch.identity.job import identify
+from ddtrace_pytorch.identity.meeting import Meeting
 
 
 class OldStore:
@@ -34,7 +35,15 @@ def nothing() -> None:
 
 
 def introduce(store: object, rank: int, environ: dict[str, str], ordinal: int = 0) -> Introduction:
-    return Introduction(identify(environ), rank, 2, store, ordinal)
+    return hurried(store, rank, environ, ordinal, hurry=False)
+
+
+def hurried(store: object, rank: int, environ: dict[str, str], ordinal: int, hurry: bool = True) -> Introduction:
+    job = identify(environ)
+    meeting = Meeting(store, ordinal, job.restart_count)
+    if hurry:
+        meeting.hurry()
+    return Introduction(job, rank, meeting)
 
 
 @pytest.mark.parametrize(
@@ -57,12 +66,10 @@ def test_a_later_init_and_a_later_attempt_never_hear_the_word_of_an_earlier_one(
     store = dist.FileStore(str(tmp_path / "store"), 2)
     first = introduce(store, 0, {}).agree(nothing)
     for ordinal, restarts in ((1, "0"), (0, "1")):
-        later = introduce(store, 1, {"TORCHELASTIC_RESTART_COUNT": restarts}, ordinal)
-        later.hurry()
+        later = hurried(store, 1, {"TORCHELASTIC_RESTART_COUNT": restarts}, ordinal)
         alone = later.agree(nothing)
         assert alone.incarnation != first.incarnation
-        assert alone == later.own
-    assert len({key(0, "0"), key(1, "0"), key(0, "1")}) == 3
+        assert alone is later.own
 
 
 def test_an_id_of_ones_own_environment_stands_and_the_incarnation_is_rank_0s(tmp_path: Path) -> None:
