@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
 import click
-from rich import box
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from ddtrace_pytorch import settings
+from ddtrace_pytorch.cli.collective_tables import render_collectives, render_stragglers, worth_telling
 from ddtrace_pytorch.cli.summary import Attempt, Job, NotReadable, NotThere, Rank, Report, compact, summarise
-from ddtrace_pytorch.cli.terminal import standard_output, visible
+from ddtrace_pytorch.cli.tables import duration, known, line, row, span, table
+from ddtrace_pytorch.cli.terminal import standard_output
 from ddtrace_pytorch.runlog.reader import scan
 
 JOB_ROWS = 10
@@ -30,73 +30,52 @@ def render(report: Report, console: Console) -> None:
     if len(report.jobs) > 1:
         console.print(_jobs_table(report.jobs[:JOB_ROWS], report.job))
         if len(report.jobs) > JOB_ROWS:
-            _line(console, f"… {len(report.jobs) - JOB_ROWS:,} more (--json lists all)")
-        _line(console, "")
+            line(console, f"… {len(report.jobs) - JOB_ROWS:,} more (--json lists all)")
+        line(console, "")
     job = report.job
     told = ", ".join(
         part for part in (job.source and f"from {job.source}", job.launcher and f"launched by {job.launcher}") if part
     )
-    _line(console, f"Job {job.id}" + (f" ({told})" if told else ""), style="bold")
+    line(console, f"Job {job.id}" + (f" ({told})" if told else ""), style="bold")
     if len(report.starts) > 1:
         console.print(_attempts_table(report))
     for attempt in report.attempts:
-        _line(console, "")
+        line(console, "")
         _render_attempt(attempt, console)
     if report.notes:
-        _line(console, "")
+        line(console, "")
         for note in report.notes[:NOTE_ROWS]:
-            _line(console, f"note: {note}", style="yellow")
+            line(console, f"note: {note}", style="yellow")
         if len(report.notes) > NOTE_ROWS:
-            _line(console, f"note: … {len(report.notes) - NOTE_ROWS} more; --json has them all", style="yellow")
-
-
-def _line(console: Console, text: str, style: str = "") -> None:
-    console.print(Text(visible(text), style=style), soft_wrap=True)
-
-
-def _table(*columns: str, right: tuple[str, ...] = (), yielding: tuple[str, ...] = ()) -> Table:
-    """A table whose columns keep their width, but for those in `yielding`, which fold over more lines."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True, show_edge=False)
-    for name in columns:
-        table.add_column(
-            name,
-            justify="right" if name in right else "left",
-            no_wrap=name not in yielding,
-            overflow="fold",
-        )
-    return table
-
-
-def _row(table: Table, *cells: str, style: str = "") -> None:
-    table.add_row(*(Text(visible(cell)) for cell in cells), style=style)
+            line(console, f"note: … {len(report.notes) - NOTE_ROWS} more; --json has them all", style="yellow")
 
 
 def _jobs_table(jobs: list[Job], reported: Job) -> Table:
-    table = _table(
+    drawn = table(
         "Jobs here, newest first", "Attempts", "Started", right=("Attempts",), yielding=("Jobs here, newest first",)
     )
     for job in jobs:
-        _row(table, job.id, str(job.attempts), job.started or "?", style="bold" if job is reported else "")
-    return table
+        row(drawn, job.id, str(job.attempts), job.started or "?", style="bold" if job is reported else "")
+    return drawn
 
 
 def _attempts_table(report: Report) -> Table:
-    table = _table("Attempt", "Started", "Duration", "Ranks", "Ended", right=("Duration", "Ranks"), yielding=("Ended",))
+    drawn = table("Attempt", "Started", "Duration", "Ranks", "Ended", right=("Duration", "Ranks"), yielding=("Ended",))
     for one in report.starts:
-        ranks = f"{one.ranks_seen:,}/{_known(one.world_size)}"
+        ranks = f"{one.ranks_seen:,}/{known(one.world_size)}"
         ends = ", ".join(f"{many} {end}" for end, many in one.ends.items())
-        _row(table, str(one.number), one.started or "?", _duration(one.duration_s), ranks, ends)
-    return table
+        row(drawn, str(one.number), one.started or "?", duration(one.duration_s), ranks, ends)
+    return drawn
 
 
 def _render_attempt(attempt: Attempt, console: Console) -> None:
     said = "" if attempt.attempt is None else f", numbered {attempt.attempt} by the launcher"
-    _line(console, f"Attempt {attempt.number}{said}", style="bold")
+    line(console, f"Attempt {attempt.number}{said}", style="bold")
     facts = {
         "Incarnation": attempt.incarnation,
         "Started": attempt.started or "?",
-        "Duration": _duration(attempt.duration_s),
-        "Ranks": f"{_some_ranks(attempt.ranks_found)} of {_known(attempt.world_size)}"
+        "Duration": duration(attempt.duration_s),
+        "Ranks": f"{_some_ranks(attempt.ranks_found)} of {known(attempt.world_size)}"
         + (f"; not chosen to write a log: {_some_ranks(attempt.ranks_not_logged)}" if attempt.ranks_not_logged else "")
         + (f"; missing: {_some_ranks(attempt.ranks_missing)}" if attempt.ranks_missing else ""),
         "Hosts": ", ".join(attempt.hosts),
@@ -105,51 +84,67 @@ def _render_attempt(attempt: Attempt, console: Console) -> None:
     }
     for name, value in facts.items():
         if value:
-            _line(console, f"{name:<12} {value}")
+            line(console, f"{name:<12} {value}")
     if attempt.gpus:
-        _line(console, "")
-        table = _table("Ranks", "Host", "GPU", "Name", yielding=("Ranks", "Host", "Name"))
+        line(console, "")
+        drawn = table("Ranks", "Host", "GPU", "Name", yielding=("Ranks", "Host", "Name"))
         for gpu in attempt.gpus:
-            _row(table, compact(gpu.ranks), gpu.host, gpu.uuid, gpu.name)
-        console.print(table)
-    _line(console, "")
-    _render_ranks(attempt.ranks, console)
+            row(drawn, compact(gpu.ranks), gpu.host, gpu.uuid, gpu.name)
+        console.print(drawn)
+    line(console, "")
+    _render_ranks(attempt, console)
+    render_collectives(attempt, console)
+    render_stragglers(attempt, console)
 
 
-def _render_ranks(ranks: list[Rank], console: Console) -> None:
-    shown, rest = ranks, []
+def _render_ranks(attempt: Attempt, console: Console) -> None:
+    ranks = shown = attempt.ranks
+    rest: list[Rank] = []
     if len(ranks) > RANK_ROWS:
         worst_first = sorted(ranks, key=lambda rank: (not rank.ended_badly, rank.rank))
         bad = sum(rank.ended_badly for rank in ranks)
         shown, rest = worst_first[: min(bad, RANK_ROWS)], worst_first[min(bad, RANK_ROWS) :]
     if shown:
-        console.print(_ranks_table(shown))
+        console.print(_ranks_table(shown, _made_others_wait(attempt)))
     for end, many in Counter(rank.end_reason or "without a recorded end" for rank in rest).most_common():
-        _line(console, f"… {many:,} {'more ' if shown else ''}rank{'s' if many > 1 else ''} ended {end}")
+        line(console, f"… {many:,} {'more ' if shown else ''}rank{'s' if many > 1 else ''} ended {end}")
 
     errors: dict[tuple[str, str], list[int]] = {}
     for rank in ranks:
         if rank.error_type or rank.error_message:
             errors.setdefault((rank.error_type or "", (rank.error_message or "")[:MESSAGE_SHOWN]), []).append(rank.rank)
     for (kind, message), where in errors.items():
-        _line(console, f"rank {compact(where)}: {': '.join(part for part in (kind, message) if part)}", style="red")
+        line(console, f"rank {compact(where)}: {': '.join(part for part in (kind, message) if part)}", style="red")
 
 
-def _ranks_table(ranks: list[Rank]) -> Table:
+def _made_others_wait(attempt: Attempt) -> Mapping[int, float]:
+    """By rank, in ms over all groups where that is worth telling."""
+    late: dict[int, float] = {}
+    for one in attempt.stragglers:
+        for rank in one.ranks if worth_telling(one, attempt) else ():
+            late[rank.rank] = late.get(rank.rank, 0.0) + rank.made_others_wait_ms
+    return late
+
+
+def _ranks_table(ranks: list[Rank], late: Mapping[int, float]) -> Table:
     columns: list[tuple[str, Callable[[Rank], str]]] = [
         ("Rank", lambda rank: str(rank.rank)),
         ("Host", lambda rank: rank.host),
-        ("Duration", lambda rank: _duration(rank.duration_s)),
+        ("Duration", lambda rank: duration(rank.duration_s)),
     ]
     if any(rank.pieces > 1 for rank in ranks):
         columns.append(("Pieces", lambda rank: str(rank.pieces)))
     if any(rank.dropped for rank in ranks):
         columns.append(("Dropped", lambda rank: f"{sum(rank.dropped.values()):,}"))
+    if late:
+        columns.append(("Late", lambda rank: span(late.get(rank.rank))))
     columns.append(("Ended", _end))
-    table = _table(*(name for name, _ in columns), right=("Rank", "Duration", "Pieces", "Dropped"), yielding=("Host",))
+    drawn = table(
+        *(name for name, _ in columns), right=("Rank", "Duration", "Pieces", "Dropped", "Late"), yielding=("Host",)
+    )
     for rank in ranks:
-        _row(table, *(cell(rank) for _, cell in columns), style="red" if rank.ended_badly else "")
-    return table
+        row(drawn, *(cell(rank) for _, cell in columns), style="red" if rank.ended_badly else "")
+    return drawn
 
 
 def _some_ranks(ranks: str) -> str:
@@ -164,20 +159,6 @@ def _end(rank: Rank) -> str:
     if rank.last_beat:
         return f"no end recorded (last beat {rank.last_beat[11:19]})"
     return "no end recorded" + (f" (last seen {rank.last_seen[11:19]})" if rank.last_seen else "")
-
-
-def _known(number: int | None) -> str:
-    return "?" if number is None else f"{number:,}"
-
-
-def _duration(seconds: float | None) -> str:
-    if seconds is None:
-        return "?"
-    if seconds < 60:
-        return f"{seconds:.1f}s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s"
 
 
 @click.command(short_help="What became of a job and its ranks, from its run log.")

@@ -15,6 +15,9 @@ from typing import Any
 
 import click
 
+from ddtrace_pytorch.cli import collectives
+from ddtrace_pytorch.cli.collectives import Group
+from ddtrace_pytorch.cli.stragglers import Stragglers
 from ddtrace_pytorch.cli.terminal import visible
 from ddtrace_pytorch.runlog.fields import integer, mapping, text
 from ddtrace_pytorch.runlog.reader import RankLog, Scan, read
@@ -78,7 +81,8 @@ class Start:
 
 @dataclass
 class Attempt(Start):
-    """A start in full; ranks as people write them: ``3, 7-9``.
+    """A start in full; ranks as people write them: ``3, 7-9``. `collectives` are totals by group, and in `stragglers`
+    is who waited for whom.
 
     A rank without a log is in `ranks_not_logged` if every log there is says that it was not to write one
     (DD_PYTORCH_LOG_RANKS), otherwise in `ranks_missing`.
@@ -91,6 +95,8 @@ class Attempt(Start):
     gpus: list[Gpu]
     dropped: dict[str, int]
     versions: dict[str, str]
+    collectives: list[Group]
+    stragglers: list[Stragglers]
     ranks: list[Rank]
 
 
@@ -214,7 +220,8 @@ def summarise(found: Scan, job: str | None = None, attempt: str = "last") -> Rep
         raise NotThere(f"no job {job} in {found.directory}; the jobs there: {_shorten(ids)}")
     chosen = ids[0] if job is None else job
 
-    attempts = _attempts([log for log in logs if log.job == chosen])
+    in_job = [log for log in logs if log.job == chosen]
+    attempts = _attempts(in_job)
     if attempt == "all":
         asked = attempts
     elif attempt == "last":
@@ -223,6 +230,10 @@ def summarise(found: Scan, job: str | None = None, attempt: str = "last") -> Rep
         asked = [one for one in attempts if str(one.number) == attempt]
         if not asked:
             raise NotThere(f"no attempt {attempt} of job {chosen}; choose last, all, or from 1 to {len(attempts)}")
+
+    for one in asked:
+        said = collectives.gather(log for log in in_job if log.incarnation == one.incarnation)
+        one.collectives, one.stragglers = said.groups, said.stragglers
 
     jobs = [_job([log for log in logs if log.job == id]) for id in ids]
     shown = [log for log in found.logs if log.job == chosen or log.damaged]
@@ -299,6 +310,8 @@ def _attempt(number: int, facts: list[_RankFacts]) -> Attempt:
         gpus=_gpus(facts),
         dropped=dict(dropped),
         versions=versions,
+        collectives=[],
+        stragglers=[],
         ranks=ranks,
     )
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+# More than any count, size or time that is recorded.
+TOO_LARGE = 1 << 63
+
 
 def mapping(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     value = record.get(key)
@@ -19,3 +22,11 @@ def text(record: Mapping[str, Any], key: str) -> str:
 def integer(record: Mapping[str, Any], key: str) -> int | None:
     value = record.get(key)
     return value if type(value) is int else None
+
+
+def number(record: Mapping[str, Any], key: str) -> float | None:
+    """A number of some size that can be: sums of these are finite."""
+    value = record.get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if abs(value) < TOO_LARGE else None

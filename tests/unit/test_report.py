@@ -113,7 +113,11 @@ def test_a_job_that_ended_well(tmp_path):
 
 
 START_KEYS = """number attempt incarnation started last_seen duration_s world_size ranks_seen ends"""
-ATTEMPT_KEYS = START_KEYS + """ ranks_found ranks_missing ranks_not_logged hosts gpus dropped versions ranks"""
+ATTEMPT_KEYS = (
+    START_KEYS
+    + """ ranks_found ranks_missing ranks_not_logged hosts gpus dropped versions
+                               collectives stragglers ranks"""
+)
 RANK_KEYS = """rank host node pid device started last_seen last_beat duration_s end_reason ended_badly error_type
                error_message pieces dropped"""
 

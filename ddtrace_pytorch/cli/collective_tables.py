@@ -1,0 +1,131 @@
+"""Draws the part of a report that says what the ranks said to each other, and who waited for whom."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from ddtrace_pytorch.cli.collectives import Group, Operation
+from ddtrace_pytorch.cli.stragglers import ALL_WAIT_FOR_ALL, Stragglers
+from ddtrace_pytorch.cli.summary import Attempt
+from ddtrace_pytorch.cli.tables import line, row, size, span, speed, table
+
+GROUPS_SHOWN = 6
+OPERATIONS_SHOWN = 12
+RANKS_SHOWN = 8
+
+# Less waiting than this part of the attempt's time is nothing to tell of.
+WORTH_TELLING = 0.01
+# And this much of a group's waiting has to be because of one rank for a sentence that names it.
+CLEARLY = 2 / 3
+
+
+def render_collectives(attempt: Attempt, console: Console) -> None:
+    """A table for each group, those that took longest first."""
+    if not attempt.collectives:
+        return
+    line(console, "")
+    line(console, "Collectives", style="bold")
+    line(console, "calls, bytes and total of one rank (the mean, where ranks differ); times of all ranks' calls; GB/s")
+    for group in attempt.collectives[:GROUPS_SHOWN]:
+        line(console, "")
+        _render_group(group, console)
+    if len(attempt.collectives) > GROUPS_SHOWN:
+        line(console, f"… {len(attempt.collectives) - GROUPS_SHOWN:,} more groups (--json lists all)")
+
+
+def _render_group(group: Group, console: Console) -> None:
+    where = {True: ", across nodes", False: ", on one node", None: ""}[group.cross_node]
+    ranks = "" if group.size is None else f"{group.size:,} rank{'' if group.size == 1 else 's'}, "
+    line(console, f"{group.group}: {ranks}{group.backend}{where}; {_coverage(group)}")
+    if not group.operations:
+        return
+    figures = ("Calls", "Bytes", "Total", "Mean", "p50", "p99", "Algbw", "Busbw")
+    drawn = table("Operation", *figures, right=figures, yielding=("Operation",), gap=1)
+    shown = group.operations[:OPERATIONS_SHOWN]
+    for one in shown:
+        row(
+            drawn,
+            one.operation + ("*" if _is_issue(one) else ""),
+            f"{one.calls_most:,}" if one.calls_least == one.calls_most else f"{one.calls_least:,}-{one.calls_most:,}",
+            size(one.bytes / one.ranks),
+            *_times(one),
+            speed(one.algbw_gbps),
+            speed(one.busbw_gbps),
+        )
+    console.print(drawn)
+    if len(group.operations) > len(shown):
+        line(console, f"… {len(group.operations) - len(shown)} more operations (--json lists all)")
+    if any(_is_issue(one) for one in shown):
+        line(console, "* time to issue the call; when it was complete isn't known")
+    for one in shown:
+        if one.waits:
+            line(console, f"waited for {one.operation}*: {span(one.wait_ms / one.ranks)}")
+    for one in shown:
+        if one.time_ms is not None and one.slowest_at:
+            longest = span(one.time_ms.max)
+            line(console, f"slowest {one.operation}: {longest} on rank {one.slowest_rank} at {one.slowest_at}")
+
+
+def _times(one: Operation) -> list[str]:
+    times = one.time_ms
+    if times is None:
+        return [span(None)] * 4
+    return [span(ms) for ms in (times.total / one.ranks, times.mean, times.p50, times.p99)]
+
+
+def _is_issue(one: Operation) -> bool:
+    return one.time_source in ("issue", "mixed")
+
+
+def _coverage(group: Group) -> str:
+    if group.launched is None:
+        return "torch doesn't count what it launched"
+    if group.coverage == 1:
+        return f"all {group.launched:,} launched were seen"
+    return f"{group.seen:,} of {group.launched:,} launched were seen"
+
+
+def render_stragglers(attempt: Attempt, console: Console) -> None:
+    """Who waited for whom, where that cost something; who is to blame, if one is, comes last."""
+    told = [one for one in attempt.stragglers if worth_telling(one, attempt)]
+    for one in told[:GROUPS_SHOWN]:
+        line(console, "")
+        line(console, f"Who waited for whom in {one.calls:,} sampled calls of {one.group}", style="bold")
+        figures = ("Rank", "Made the others wait", "Waited for the others", "Last in")
+        drawn = table(*figures, right=figures)
+        ranks = sorted(one.ranks, key=lambda rank: (-rank.made_others_wait_ms, rank.rank))
+        for rank in ranks[:RANKS_SHOWN]:
+            row(
+                drawn,
+                str(rank.rank),
+                span(rank.made_others_wait_ms),
+                span(rank.waited_for_others_ms),
+                f"{rank.late_calls:,}",
+            )
+        console.print(drawn)
+        if len(ranks) > RANKS_SHOWN:
+            line(console, f"… {len(ranks) - RANKS_SHOWN:,} more ranks (--json lists all)")
+    for one in told:
+        if one.late_share is not None and one.late_share >= CLEARLY:
+            line(console, _sentence(one), style="red")
+
+
+def _sentence(one: Stragglers) -> str:
+    (late,) = (rank for rank in one.ranks if rank.rank == one.late_rank)
+    return (
+        f"rank {late.rank} is late: it made the others wait {span(late.made_others_wait_ms)} "
+        f"in {late.late_calls:,} of {one.calls:,} sampled calls of {one.group}"
+    )
+
+
+def worth_telling(one: Stragglers, attempt: Attempt) -> bool:
+    """Whether the waiting, were all calls like the sampled ones, took enough of the attempt's time."""
+    calls = sum(
+        operation.calls_most
+        for group in attempt.collectives
+        if group.name == one.name
+        for operation in group.operations
+        if operation.time_source == "completion" and operation.operation in ALL_WAIT_FOR_ALL
+    )
+    waited = sum(rank.made_others_wait_ms for rank in one.ranks) / 1e3 * max(1.0, calls / one.calls)
+    return waited > 0 and waited >= WORTH_TELLING * (attempt.duration_s or 0.0)

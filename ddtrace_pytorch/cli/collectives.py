@@ -1,0 +1,231 @@
+"""What the ranks of one attempt said to each other, from their run logs: totals of each operation on each group.
+
+The field names of the classes below are keys of ``report --json`` (adding is free, renaming needs a release note).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from ddtrace_pytorch.cli.stragglers import Stragglers, Waiting
+from ddtrace_pytorch.histogram import BUCKETS, percentile
+from ddtrace_pytorch.runlog.fields import mapping, number, text
+from ddtrace_pytorch.runlog.reader import RankLog, read
+
+TYPES = ("summary", "call")
+
+# Totals of what torch counted on a group and no instrument saw; not an operation.
+UNSEEN = "unseen"
+
+
+@dataclass
+class Times:
+    """Of the callers' time in ms. The percentiles are of all ranks' calls together, right to a factor of two and
+    mostly much better, since calls are only counted by the power of two of their time."""
+
+    total: float
+    mean: float
+    p50: float
+    p95: float
+    p99: float
+    max: float
+
+
+@dataclass
+class Operation:
+    """All calls of one operation on one group that were made in one way, over all `ranks` (a number) that made any.
+
+    `how` is ``waited`` (for completion), ``issued`` (and perhaps waited for later) or ``native`` (by torch's C++ side).
+    `time_source` says what `time_ms` (null: no time) is: ``completion`` of the collective, ``issue`` of the call alone,
+    or ``none``; ``mixed`` if the logs don't agree. `calls` and `bytes` are sums over the ranks; `calls_least` and
+    `calls_most` the calls of one rank. The bandwidths, in GB/s (10^9 bytes), are of bytes over time, where that is of
+    completion. `wait_ms` is what callers then waited for issued calls. `slowest_at` is the ``file:line`` of the
+    slowest call, on `slowest_rank`.
+    """
+
+    operation: str
+    how: str
+    time_source: str
+    ranks: int
+    calls: int
+    calls_least: int
+    calls_most: int
+    bytes: int
+    time_ms: Times | None
+    algbw_gbps: float | None
+    busbw_gbps: float | None
+    waits: int
+    wait_ms: float
+    errors: int
+    slowest_at: str | None
+    slowest_rank: int | None
+
+
+@dataclass
+class Group:
+    """One process group. `group` is what a person calls it, `name` what torch does.
+
+    `launched` is how many collectives torch counted on the group and `seen` how many of them were recorded, on the
+    rank that saw the least part; null, and `coverage` with them, where torch doesn't count. `cross_node` is null where
+    it wasn't known.
+    """
+
+    group: str
+    name: str
+    size: int | None
+    backend: str
+    cross_node: bool | None
+    launched: int | None
+    seen: int | None
+    coverage: float | None
+    operations: list[Operation]
+
+
+class Collectives(NamedTuple):
+    """Of one attempt: `groups` and, in each, the operations, those that took longest first."""
+
+    groups: list[Group]
+    stragglers: list[Stragglers]
+
+
+def gather(logs: Iterable[RankLog]) -> Collectives:
+    """Read `logs`, all of one attempt, once more; memory goes with the number of groups and of sampled calls."""
+    groups: dict[str, _GroupTotals] = {}
+    for log in logs:
+        # What can't be read in there has been noted when it was read for the first time.
+        for record in read(replace(log, notes=[]), TYPES):
+            if record["type"] == "call":
+                groups.setdefault(text(record, "group"), _GroupTotals()).waiting.add(log.rank, record)
+            elif record.get("name") == "pytorch.collectives":
+                name = text(mapping(record, "tags"), "collective.group_name")
+                groups.setdefault(name, _GroupTotals()).add(log.rank, record)
+    told = sorted(groups.items(), key=lambda item: -item[1].time())
+    stragglers = [totals.waiting.told(totals.label or name, name) for name, totals in told]
+    return Collectives(
+        [totals.told(name) for name, totals in told if totals.summed_up], [one for one in stragglers if one is not None]
+    )
+
+
+class _GroupTotals:
+    """What one pass over the logs leaves of a group."""
+
+    def __init__(self) -> None:
+        self.summed_up = False
+        self.label = ""
+        self.backend = ""
+        self.size: int | None = None
+        self.crosses_nodes: bool | None = None
+        self.cells: dict[tuple[str, str], _CellTotals] = {}
+        self.waiting = Waiting()
+        # By rank: what torch counted since the session began, and what was seen of it.
+        self._coverage: dict[int, tuple[int, int]] = {}
+
+    def add(self, rank: int, record: Mapping[str, Any]) -> None:
+        """One `summary` record of `rank`."""
+        tags, metrics = mapping(record, "tags"), mapping(record, "metrics")
+        self.summed_up = True
+        self.label = text(tags, "collective.group") or self.label
+        self.backend = text(tags, "collective.backend") or self.backend
+        self.size = _whole(metrics, "collective.group_size") or self.size
+        self.crosses_nodes = {"true": True, "false": False}.get(text(tags, "collective.cross_node"), self.crosses_nodes)
+        launched, seen = number(metrics, "collective.group_launched"), _whole(metrics, "collective.group_seen")
+        if launched is not None:
+            self._coverage[rank] = int(launched), seen
+        operation = text(tags, "collective.op")
+        if operation != UNSEEN:
+            self.cells.setdefault((operation, text(record, "how")), _CellTotals()).add(rank, record)
+
+    def time(self) -> float:
+        return sum(cell.time for cell in self.cells.values())
+
+    def told(self, name: str) -> Group:
+        least = min(self._coverage.values(), key=lambda one: _share(*one), default=None)
+        in_time = sorted(self.cells.items(), key=lambda item: (-item[1].time, item[0]))
+        return Group(
+            group=self.label or name,
+            name=name,
+            size=self.size,
+            backend=self.backend,
+            cross_node=self.crosses_nodes,
+            launched=None if least is None else least[0],
+            seen=None if least is None else least[1],
+            coverage=None if least is None else _share(*least),
+            operations=[cell.told(operation, how) for (operation, how), cell in in_time],
+        )
+
+
+class _CellTotals:
+    """Sums over the summaries of all ranks; times in ms."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+        self._calls: dict[int, int] = {}
+        self._bytes = self._errors = self._waits = 0
+        self._waited = 0.0
+        self._buckets = [0] * BUCKETS
+        self._sources: set[str] = set()
+        # Of the calls that have a bandwidth: a gather has one on its root.
+        self._moved = self._moving = 0.0
+        self._bus_factor: float | None = None
+        self._slowest = 0.0
+        self._slowest_at: str | None = None
+        self._slowest_rank: int | None = None
+
+    def add(self, rank: int, record: Mapping[str, Any]) -> None:
+        tags, metrics = mapping(record, "tags"), mapping(record, "metrics")
+        self._calls[rank] = self._calls.get(rank, 0) + _whole(metrics, "collective.count")
+        self._bytes += _whole(metrics, "collective.bytes")
+        self._errors += _whole(metrics, "collective.errors")
+        self._waits += _whole(metrics, "collective.waits")
+        self._waited += number(metrics, "collective.wait_ms.total") or 0.0
+        self.time += number(metrics, "collective.time_ms.total") or 0.0
+        self._sources.add(text(tags, "collective.time_source"))
+        buckets = mapping(record, "buckets")
+        for bucket in range(BUCKETS):
+            self._buckets[bucket] += _whole(buckets, str(bucket))
+        bus, algorithm = (number(metrics, f"collective.{one}_gbps") for one in ("busbw", "algbw"))
+        if bus is not None and algorithm:
+            self._bus_factor = bus / algorithm
+            self._moved += _whole(metrics, "collective.bytes")
+            self._moving += number(metrics, "collective.time_ms.total") or 0.0
+        slowest = number(metrics, "collective.time_ms.max") or 0.0
+        if slowest > self._slowest:
+            self._slowest, self._slowest_rank = slowest, rank
+            self._slowest_at = text(tags, "collective.slowest_at") or None
+
+    def told(self, operation: str, how: str) -> Operation:
+        calls = sum(self._calls.values())
+        source = next(iter(self._sources)) if len(self._sources) == 1 else "mixed"
+        longest = round(self._slowest * 1e6)
+        p50, p95, p99 = (percentile(self._buckets, share, longest) / 1e6 for share in (0.5, 0.95, 0.99))
+        timed = source != "none" and calls > 0
+        # Bytes over ns are GB/s.
+        speed = self._moved / (self._moving * 1e6) if source == "completion" and self._moving else None
+        return Operation(
+            operation=operation,
+            how=how,
+            time_source=source,
+            ranks=len(self._calls),
+            calls=calls,
+            calls_least=min(self._calls.values()),
+            calls_most=max(self._calls.values()),
+            bytes=self._bytes,
+            time_ms=Times(self.time, self.time / calls, p50, p95, p99, self._slowest) if timed else None,
+            algbw_gbps=speed,
+            busbw_gbps=None if speed is None or self._bus_factor is None else speed * self._bus_factor,
+            waits=self._waits,
+            wait_ms=self._waited,
+            errors=self._errors,
+            slowest_at=self._slowest_at,
+            slowest_rank=self._slowest_rank,
+        )
+
+
+def _whole(record: Mapping[str, Any], key: str) -> int:
+    return max(0, int(number(record, key) or 0))
+
+
+def _share(launched: int, seen: int) -> float:
+    return min(1.0, seen / launched) if launched > 0 else 1.0

@@ -1,0 +1,76 @@
+"""What a report is drawn with: lines and tables that read well at 80 columns, and numbers at a glance."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ddtrace_pytorch.cli.terminal import visible
+
+
+def line(console: Console, text: str, style: str = "") -> None:
+    console.print(Text(visible(text), style=style), soft_wrap=True)
+
+
+def table(*columns: str, right: tuple[str, ...] = (), yielding: tuple[str, ...] = (), gap: int = 2) -> Table:
+    """A table whose columns keep their width, but for those in `yielding`, which fold over more lines."""
+    made = Table(
+        box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, gap - 1), collapse_padding=True, show_edge=False
+    )  # the box is one column wide
+    for name in columns:
+        made.add_column(
+            name,
+            justify="right" if name in right else "left",
+            no_wrap=name not in yielding,
+            overflow="fold",
+        )
+    return made
+
+
+def row(into: Table, *cells: str, style: str = "") -> None:
+    into.add_row(*(Text(visible(cell)) for cell in cells), style=style)
+
+
+def known(number: int | None) -> str:
+    return "?" if number is None else f"{number:,}"
+
+
+def duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "?"
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s"
+
+
+def span(ms: float | None) -> str:
+    """A time that may be of microseconds or of hours: ``412µs``, ``1.93s``."""
+    if ms is None:
+        return "–"
+    if ms >= 60_000:
+        return duration(ms / 1e3)
+    return _three_digits(ms * 1e3, ("µs", "ms", "s"))
+
+
+def size(many: float) -> str:
+    """Bytes, decimal: ``1.05MB``."""
+    return _three_digits(many, ("B", "kB", "MB", "GB", "TB", "PB"))
+
+
+def speed(gbps: float | None) -> str:
+    """GB/s, without the unit."""
+    return "–" if gbps is None else f"{gbps:.0f}" if gbps >= 100 else f"{gbps:#.2g}" if gbps >= 0.01 else "<0.01"
+
+
+def _three_digits(number: float, units: tuple[str, ...]) -> str:
+    for unit in units:
+        # 999.5 would be written as 1000.
+        if number < 999.5 or unit is units[-1]:
+            places = 0 if number >= 99.95 or number == round(number) else 1 if number >= 9.995 else 2
+            return f"{number:.{places}f}{unit}"
+        number /= 1000
+    raise AssertionError("no units")

@@ -1,0 +1,282 @@
+"""What `ddtrace-pytorch report` says of collectives, on run logs with records as sessions write them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from ddtrace_pytorch.cli.main import cli
+from ddtrace_pytorch.histogram import BUCKETS, percentile
+from ddtrace_pytorch.runlog.schema import encode
+
+SECOND = 1_000_000_000
+T0 = 1_790_000_000 * SECOND
+RANK_0 = [3, 1, 2, 4, 1.5]
+RANK_1 = [1, 3, 2.5, 2, 4]
+
+
+def write(root: Path, rank: int, *records: dict[str, Any], world_size: int = 2, seconds: float = 10.0) -> None:
+    identity = {
+        "type": "identity", "ts": T0, "schema": 1, "rank": rank, "world_size": world_size, "host": "h", "node": "h",
+        "pid": 1 + rank, "source": "trainer", "job": {"id": "7", "source": "SLURM_JOB_ID", "incarnation": "i"},
+    }  # fmt: skip
+    beat = {"type": "beat", "ts": T0 + round(seconds * SECOND), "seq": 1}
+    path = root / "7" / "i" / f"rank-{rank:05}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"".join(encode(record) for record in (identity, *records, beat)))
+
+
+def summary(
+    operation: str = "all_reduce", times_ms: tuple[float, ...] = (), how: str = "waited", **more: Any
+) -> dict[str, Any]:
+    """What the session of one rank tells of calls that took `times_ms` and moved 1 MB each."""
+    source = {"waited": "completion", "issued": "issue", "native": "none"}[how]
+    tags = {
+        "collective.op": operation,
+        "collective.group": "world",
+        "collective.group_name": "0",
+        "collective.backend": "gloo",
+        "collective.time_source": source,
+        "collective.slowest_at": "/code/train.py:12",
+    }
+    total = sum(times_ms)
+    metrics = {
+        "collective.group_size": 2,
+        "collective.count": len(times_ms),
+        "collective.bytes": len(times_ms) * 1_000_000,
+        "collective.time_ms.total": total,
+        "collective.time_ms.max": max(times_ms, default=0),
+    }
+    if source == "completion" and total:
+        speed = len(times_ms) / total  # MB/ms
+        metrics |= {"collective.algbw_gbps": speed, "collective.busbw_gbps": speed * 1.5}
+    buckets: dict[str, int] = {}
+    for ms in times_ms:
+        bucket = str(round(ms * 1e6).bit_length())
+        buckets[bucket] = buckets.get(bucket, 0) + 1
+    return {
+        "type": "summary", "ts": T0 + SECOND, "start": T0, "name": "pytorch.collectives", "resource": operation,
+        "how": how, "buckets": buckets,
+        "tags": tags | more.get("tags", {}), "metrics": metrics | more.get("metrics", {}),
+    }  # fmt: skip
+
+
+def unseen(launched: int, seen: int, **tags: str) -> dict[str, Any]:
+    record = summary("unseen", tags=tags)
+    record["metrics"] = {"collective.group_size": 2, "collective.count": launched - seen, **counts(launched, seen)}
+    return {name: value for name, value in record.items() if name not in ("how", "buckets")}
+
+
+def counts(launched: int, seen: int) -> dict[str, float]:
+    return {
+        "collective.group_launched": launched,
+        "collective.group_seen": seen,
+        "collective.group_coverage": seen / launched,
+    }
+
+
+def calls(took_ms: list[float], group: str = "0", **fields: Any) -> list[dict[str, Any]]:
+    return [
+        {"type": "call", "ts": T0, "op": "all_reduce", "group": group, "key": key, "start": T0,
+         "duration": round(ms * 1e6), "bytes": 8, "source": "completion", **fields}
+        for key, ms in enumerate(took_ms, 1)
+    ]  # fmt: skip
+
+
+def run(place: Path, *options: str) -> str:
+    result = CliRunner().invoke(cli, ["report", str(place), *options], env={"COLUMNS": "80"})
+    assert result.exit_code == 0, result.output
+    assert result.exception is None
+    return result.stdout
+
+
+def attempt(place: Path) -> dict[str, Any]:
+    found: dict[str, Any]
+    (found,) = json.loads(run(place, "--json"))["attempts"]
+    return found
+
+
+GROUP_KEYS = "group name size backend cross_node launched seen coverage operations"
+OPERATION_KEYS = """operation how time_source ranks calls calls_least calls_most bytes time_ms algbw_gbps busbw_gbps
+                    waits wait_ms errors slowest_at slowest_rank"""
+STRAGGLER_KEYS = "group name calls unmatched late_rank late_share ranks"
+
+
+def test_the_keys_of_the_json_are_the_documented_ones(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        write(tmp_path, rank, summary(times_ms=(1,)), *calls([1 + rank]))
+    found = attempt(tmp_path)
+    (group,), (straggler,) = found["collectives"], found["stragglers"]
+    assert list(group) == GROUP_KEYS.split()
+    assert list(group["operations"][0]) == OPERATION_KEYS.split()
+    assert list(group["operations"][0]["time_ms"]) == ["total", "mean", "p50", "p95", "p99", "max"]
+    assert list(straggler) == STRAGGLER_KEYS.split()
+    assert list(straggler["ranks"][0]) == ["rank", "made_others_wait_ms", "waited_for_others_ms", "late_calls"]
+
+
+def test_totals_are_sums_over_summaries_and_ranks_and_percentiles_are_of_all_calls(tmp_path: Path) -> None:
+    first, second, other = (1.0, 2.0, 3.0), (40.0,), (1.0, 1.0, 1.0)
+    write(tmp_path, 0, summary(times_ms=first), summary(times_ms=second, tags={"collective.slowest_at": "a.py:9"}))
+    write(tmp_path, 1, summary(times_ms=other))
+    (group,) = attempt(tmp_path)["collectives"]
+    (one,) = group["operations"]
+    every = (*first, *second, *other)
+    assert (one["ranks"], one["calls"], one["calls_least"], one["calls_most"]) == (2, 7, 3, 4)
+    assert one["bytes"] == 7_000_000
+    assert one["time_ms"]["total"] == pytest.approx(sum(every))
+    assert one["time_ms"]["mean"] == pytest.approx(sum(every) / 7)
+    assert one["time_ms"]["max"] == 40
+    merged = [0] * BUCKETS
+    for ms in every:
+        merged[round(ms * 1e6).bit_length()] += 1
+    for share in (50, 95, 99):
+        assert one["time_ms"][f"p{share}"] == pytest.approx(percentile(merged, share / 100, 40_000_000) / 1e6)
+    assert (one["slowest_at"], one["slowest_rank"]) == ("a.py:9", 0)
+    assert one["algbw_gbps"] == pytest.approx(7 / sum(every))
+    assert one["busbw_gbps"] == pytest.approx(1.5 * 7 / sum(every))
+    shown = run(tmp_path)
+    assert "all_reduce   3-4 3.50MB 24.5ms" in shown
+    assert "slowest all_reduce: 40ms on rank 0 at a.py:9" in shown
+
+
+def test_a_time_of_issue_has_no_bandwidth_and_is_marked(tmp_path: Path) -> None:
+    waits = {"collective.waits": 2, "collective.wait_ms.total": 8.0}
+    write(tmp_path, 0, summary(times_ms=(0.05, 0.06), how="issued", metrics=waits), summary(times_ms=(1.0,)))
+    write(tmp_path, 1, summary(times_ms=(1.0,)), summary("all_gather_into_tensor", how="native"))
+    (group,) = attempt(tmp_path)["collectives"]
+    by_how = {one["how"]: one for one in group["operations"]}
+    assert (by_how["issued"]["time_source"], by_how["issued"]["busbw_gbps"]) == ("issue", None)
+    assert (by_how["issued"]["waits"], by_how["issued"]["wait_ms"]) == (2, 8.0)
+    assert by_how["waited"]["calls"] == 2
+    assert by_how["native"]["time_ms"] is None
+    shown = run(tmp_path)
+    assert "all_reduce*" in shown
+    assert "* time to issue the call; when it was complete isn't known" in shown
+    assert "waited for all_reduce*: 8ms" in shown
+
+
+def test_a_group_none_of_whose_collectives_was_seen_is_no_silent_zero(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        write(tmp_path, rank, unseen(352, 0))
+    (group,) = attempt(tmp_path)["collectives"]
+    assert (group["launched"], group["seen"], group["coverage"], group["operations"]) == (352, 0, 0.0, [])
+    assert "world: 2 ranks, gloo; 0 of 352 launched were seen" in run(tmp_path)
+
+
+def test_coverage_is_the_last_word_of_the_rank_that_saw_least(tmp_path: Path) -> None:
+    write(tmp_path, 0, *(summary(times_ms=(1,), metrics=counts(many, many)) for many in (10, 20)))
+    write(tmp_path, 1, summary(times_ms=(1,), metrics=counts(20, 15)))
+    (group,) = attempt(tmp_path)["collectives"]
+    assert (group["launched"], group["seen"], group["coverage"]) == (20, 15, 0.75)
+    write(tmp_path, 1, summary(times_ms=(1,), metrics=counts(20, 20)))
+    assert "all 20 launched were seen" in run(tmp_path)
+    for rank in (0, 1):
+        write(tmp_path, rank, summary(times_ms=(1,)))
+    assert attempt(tmp_path)["collectives"][0]["coverage"] is None
+    assert "torch doesn't count what it launched" in run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("tag", "value", "says"),
+    [("true", True, ", across nodes"), ("false", False, ", on one node"), (None, None, "gloo;")],
+)
+def test_whether_a_group_crosses_nodes(tmp_path: Path, tag: str | None, value: bool | None, says: str) -> None:
+    write(tmp_path, 0, summary(times_ms=(1,), tags={} if tag is None else {"collective.cross_node": tag}))
+    assert attempt(tmp_path)["collectives"][0]["cross_node"] is value
+    assert says in run(tmp_path)
+
+
+def test_the_waiting_of_each_rank_for_the_others(tmp_path: Path) -> None:
+    for rank, took in enumerate((RANK_0, RANK_1)):
+        write(tmp_path, rank, summary(times_ms=tuple(took)), *calls(took), seconds=0.1)
+    (straggler,) = attempt(tmp_path)["stragglers"]
+    assert (straggler["group"], straggler["calls"], straggler["late_rank"]) == ("world", 5, 0)
+    zero, one = straggler["ranks"]
+    assert (zero["waited_for_others_ms"], zero["made_others_wait_ms"]) == (4.0, 5.0)
+    assert (one["waited_for_others_ms"], one["made_others_wait_ms"]) == (5.0, 4.0)
+    shown = run(tmp_path)
+    assert "Who waited for whom in 5 sampled calls of world" in shown
+    assert "is late" not in shown, "5 ms against 4 ms are no reason to name anybody"
+
+
+def late(tmp_path: Path, seconds: float) -> str:
+    slow, fast = [200.0] * 10, [1.0] * 10
+    for rank in range(3):
+        took = fast if rank == 1 else slow
+        write(tmp_path, rank, summary(times_ms=tuple(took)), *calls(took), world_size=3, seconds=seconds)
+    return run(tmp_path)
+
+
+def test_the_last_line_names_the_rank_that_made_the_others_wait(tmp_path: Path) -> None:
+    shown = late(tmp_path, seconds=10)
+    said = "rank 1 is late: it made the others wait 1.99s in 10 of 10 sampled calls of world"
+    assert shown.splitlines()[-1] == said
+    assert "   1  h        10.0s  1.99s  no end recorded" in shown
+
+
+def test_waiting_that_cost_nearly_nothing_is_not_told_of(tmp_path: Path) -> None:
+    shown = late(tmp_path, seconds=1000)
+    assert "late" not in shown
+    assert "Who waited" not in shown
+    assert "Late" not in shown
+
+
+def test_groups_are_joined_each_by_itself(tmp_path: Path) -> None:
+    # The same numbers in two groups; rank 1 is late in one, rank 0 in the other.
+    write(tmp_path, 0, *calls([5], "dp"), *calls([1], "tp"))
+    write(tmp_path, 1, *calls([1], "dp"), *calls([9], "tp"))
+    found = {one["name"]: one for one in attempt(tmp_path)["stragglers"]}
+    assert (found["dp"]["late_rank"], found["dp"]["ranks"][1]["made_others_wait_ms"]) == (1, 4.0)
+    assert (found["tp"]["late_rank"], found["tp"]["ranks"][0]["made_others_wait_ms"]) == (0, 8.0)
+
+
+def test_no_line_of_a_table_is_wider_than_80_columns(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        times = tuple(123.456 + rank * index for index in range(1234 + rank))
+        write(
+            tmp_path, rank,
+            *(summary(name, times) for name in ("all_gather_into_tensor", "reduce_scatter_tensor")),
+            *calls([1.0 + 400 * rank] * 10),
+        )  # fmt: skip
+    shown = run(tmp_path)
+    for line in shown.splitlines():
+        assert len(line) <= 80 or line.startswith(("slowest ", "calls, bytes", "rank "))
+    assert "all_gather_into_tensor" in shown, "in one piece"
+
+
+def test_more_groups_and_operations_than_fit_are_counted(tmp_path: Path) -> None:
+    records = [
+        summary(f"operation_{number}", (1,), tags={"collective.group_name": str(group), "collective.group": str(group)})
+        for group in range(9)
+        for number in range(15)
+    ]
+    write(tmp_path, 0, *records)
+    shown = run(tmp_path)
+    assert "… 3 more groups (--json lists all)" in shown
+    assert shown.count("… 3 more operations (--json lists all)") == 6
+    assert len(attempt(tmp_path)["collectives"]) == 9
+
+
+def test_a_log_without_collectives_says_nothing_of_them(tmp_path: Path) -> None:
+    write(tmp_path, 0)
+    found = attempt(tmp_path)
+    assert (found["collectives"], found["stragglers"]) == ([], [])
+    assert "Collectives" not in run(tmp_path)
+
+
+def test_hostile_records_cost_their_value_not_the_report(tmp_path: Path) -> None:
+    bad: list[Any] = [None, "x", -1, 2**3000, float("nan"), float("inf"), [], {}]
+    records = [summary(times_ms=(1,))]
+    for value in bad:
+        record = summary(times_ms=(1,), how="waited")
+        records.append({**record, "metrics": dict.fromkeys(record["metrics"], value), "buckets": {"5": value}})
+        records.append({**record, "tags": value, "metrics": value, "buckets": {"99": 1, "-1": 1, "x": 1, "²": 1}})
+        records += calls([1], key=value) + calls([1], duration=value) + calls([1], group=value) + calls([1], op=value)
+    for rank in (0, 1):
+        write(tmp_path, rank, *records)
+    run(tmp_path)
+    assert attempt(tmp_path)["collectives"]

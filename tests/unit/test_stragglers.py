@@ -1,0 +1,139 @@
+"""Who waits for whom: calls of all ranks, joined by what they have in common."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+from typing import Any
+
+import pytest
+
+from ddtrace_pytorch.cli.stragglers import Lateness, Stragglers, Waiting
+
+# DeepSpeed's bug report: joined by sequence number, the lateness that rank 0 suffered sums to 4 ms.
+RANK_0 = [3, 1, 2, 4, 1.5]
+RANK_1 = [1, 3, 2.5, 2, 4]
+
+
+def calls(took_ms: list[float], **fields: Any) -> list[dict[str, Any]]:
+    return [
+        {"op": "all_reduce", "key": key, "duration": round(ms * 1e6), "source": "completion", **fields}
+        for key, ms in enumerate(took_ms, 1)
+    ]
+
+
+def join(*by_rank: list[dict[str, Any]]) -> Stragglers | None:
+    waiting = Waiting()
+    for rank, records in enumerate(by_rank):
+        for record in records:
+            waiting.add(rank, record)
+    return waiting.told("world", "0")
+
+
+def told(*by_rank: list[dict[str, Any]]) -> Stragglers:
+    found = join(*by_rank)
+    assert found is not None
+    return found
+
+
+def test_the_rank_that_waits_least_is_the_late_one() -> None:
+    found = told(calls(RANK_0), calls(RANK_1))
+    assert found == Stragglers(
+        group="world",
+        name="0",
+        calls=5,
+        unmatched=0,
+        late_rank=0,
+        late_share=pytest.approx(5 / 9),
+        # Rank 0 waited 4 ms for rank 1, and rank 1 waited 5 ms for rank 0.
+        ranks=[Lateness(0, 5.0, 4.0, 3), Lateness(1, 4.0, 5.0, 2)],
+    )
+
+
+def test_calls_are_joined_by_their_key_in_whatever_order_they_are_written() -> None:
+    expected = told(calls(RANK_0), calls(RANK_1))
+    shuffled = random.Random(7)
+    for _ in range(20):
+        ranks = calls(RANK_0), calls(RANK_1)
+        for records in ranks:
+            shuffled.shuffle(records)
+        assert told(*ranks) == expected
+
+
+@pytest.mark.parametrize("keep", ["rank 0 has more", "rank 1 has more"])
+def test_a_call_that_one_rank_lacks_is_left_out_and_counted(keep: str) -> None:
+    ranks = [calls(RANK_0), calls(RANK_1)]
+    del ranks[0 if keep == "rank 1 has more" else 1][
+        1
+    ]  # number 2 of one of them: the lists no longer match by position
+    found = told(*ranks)
+    assert (found.calls, found.unmatched) == (4, 1)
+    assert [(one.made_others_wait_ms, one.waited_for_others_ms) for one in found.ranks] == [(3.0, 4.0), (4.0, 3.0)]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_call_that_a_rank_has_twice_is_left_out(rank: int) -> None:
+    ranks = [calls(RANK_0), calls(RANK_1)]
+    ranks[rank].append({**ranks[rank][0], "duration": 9_000_000})
+    found = told(*ranks)
+    assert (found.calls, found.unmatched) == (4, 3)
+    assert [(one.made_others_wait_ms, one.waited_for_others_ms) for one in found.ranks] == [(5.0, 2.0), (2.0, 5.0)]
+
+
+def test_of_more_ranks_the_others_wait_on_average_and_each_for_itself() -> None:
+    found = told(calls([10, 1]), calls([2, 5]), calls([6, 5]))
+    assert found.ranks == [Lateness(0, 4.0, 8.0, 1), Lateness(1, 6.0, 4.0, 1), Lateness(2, 0.0, 8.0, 0)]
+    assert found.late_rank == 1
+
+
+def test_nobody_is_late_where_nobody_waits() -> None:
+    found = told(calls([2, 2]), calls([2, 2]))
+    assert (found.late_rank, found.late_share) == (None, None)
+    assert [one.late_calls for one in found.ranks] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"source": "issue"},
+        {"source": "none"},
+        {"op": "broadcast"},  # its root need not wait for anybody
+        {"op": "isend"},
+        {"key": None},
+        {"key": "1"},
+        {"duration": -1},
+        {"duration": 2**70},
+        {"duration": "long"},
+    ],
+    ids=str,
+)
+def test_a_call_that_tells_nothing_of_who_came_when_is_passed_over(fields: dict[str, Any]) -> None:
+    assert join(calls(RANK_0, **fields), calls(RANK_1, **fields)) is None
+
+
+def test_ranks_that_were_in_different_operations_are_not_compared() -> None:
+    ranks = calls([1, 1]), calls([2, 2])
+    ranks[1][1]["op"] = "barrier"
+    assert told(*ranks).calls == 1
+
+
+def test_one_rank_alone_is_compared_with_nobody() -> None:
+    assert join(calls(RANK_0)) is None
+    assert join() is None
+
+
+def test_a_long_job_of_many_ranks_costs_a_few_bytes_a_call() -> None:
+    tracemalloc.start()
+    try:
+        waiting = Waiting()
+        for rank in range(8):
+            for key in range(2_000):
+                waiting.add(rank, {"op": "all_reduce", "key": key, "duration": 1000 + rank, "source": "completion"})
+        found = waiting.told("world", "0")
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found is not None
+    assert found.calls == 2_000
+    # A hundred bytes for each number, once; four for each call of each rank.
+    assert most < 2_000 * (180 + 8 * 4) + 50_000
