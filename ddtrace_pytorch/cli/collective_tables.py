@@ -25,7 +25,7 @@ def render_collectives(attempt: Attempt, console: Console) -> None:
         return
     line(console, "")
     line(console, "Collectives", style="bold")
-    line(console, "calls, bytes and total of one rank (the mean, where ranks differ); times of all ranks' calls; GB/s")
+    line(console, "Calls, bytes and total are one rank's; mean, p50 and p99 all ranks'; bandwidths in GB/s.")
     for group in attempt.collectives[:GROUPS_SHOWN]:
         line(console, "")
         _render_group(group, console)

@@ -51,6 +51,8 @@ def span(ms: float | None) -> str:
     """A time that may be of microseconds or of hours: ``412µs``, ``1.93s``."""
     if ms is None:
         return "–"
+    if not ms:
+        return "0s"
     if ms >= 60_000:
         return duration(ms / 1e3)
     return _three_digits(ms * 1e3, ("µs", "ms", "s"))

@@ -27,10 +27,17 @@ and by type
 ``event``     a moment: ``name``, ``step``, ``tags``
 ``scalar``    numbers of a step: ``step``, ``metrics``
 ``step``      one training step: ``step``, ``start``, ``duration`` (ns), ``metrics``
-``call``      one sampled collective: ``op``, ``group``, ``key`` (the same on every rank of the group),
-              ``start``, ``duration`` (ns), ``bytes``
-``summary``   totals since the last one: ``name``, ``resource``, ``tags``, ``metrics``
-``beat``      the rank was alive: ``seq`` (1, 2, …) and what it had counted so far
+``call``      one sampled collective: ``op``, ``group`` (torch's name), ``key`` (its number there; both are the same
+              on every rank of the group), ``start``, ``duration`` (ns), ``bytes``, ``source`` (what the duration is:
+              ``completion`` of the collective, or ``issue`` of the call alone)
+``summary``   totals since the last one: ``name``, ``resource``, ``start`` (ns; they end at ``ts``), ``tags``,
+              ``metrics``. Of collectives (``pytorch.collectives``) one for each operation, group and ``how``
+              (``waited``: for completion; ``issued``: and perhaps waited for later; ``native``: by torch's C++ side,
+              without times), with ``buckets`` {``"b"``: calls that took less than 2**b ns, and at least half of
+              that}; and without these two one of the operation ``unseen``, the difference between what torch launched
+              and what was seen on a group. ``collective.group_launched`` and ``collective.group_seen`` alone are not
+              since the last one but since the session began, and so is what is ``unseen``.
+``beat``      the rank was alive: ``seq`` (1, 2, …) and, if they are counted, ``calls`` (collectives so far)
 ``verdict``   who a stall waits for: ``kind``, ``ranks``, ``message``, ``tags``
 ``drop``      what is *not* in this log: ``reason``, ``count`` (records, exact, since the last drop record of
               that reason), ``bytes`` (their size, 0 where it isn't known). The sum over a log is the truth.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -104,3 +105,43 @@ def test_a_host_and_uuid_have_exactly_one_device_record(
     assert {gpu["host"] for gpu in attempt["gpus"]} == hosts
     # The fake's UUIDs begin with the number of the GPU.
     assert sorted((int(gpu["uuid"][4]), sorted(gpu["ranks"])) for gpu in attempt["gpus"]) == gpus
+
+
+LATE = """
+    import time
+    import torch
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    for _ in range(10):
+        if dist.get_rank() == 1:
+            time.sleep(0.2)
+        dist.all_reduce(torch.ones(1000))  # LATE
+    dist.destroy_process_group()
+"""
+
+
+def test_the_rank_that_comes_late_to_each_all_reduce_is_named(jobs: Jobs, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    jobs.run([*DDTRACE_RUN, *torchrun(2), jobs.script(LATE)], traced(log)).ok()
+    attempt = the_attempt(log)
+    (world,), (waiting,) = attempt["collectives"], attempt["stragglers"]
+    assert (world["group"], world["launched"], world["seen"], world["cross_node"]) == ("world", 10, 10, False)
+    (reduced,) = world["operations"]
+    assert (reduced["calls"], reduced["calls_least"], reduced["calls_most"]) == (20, 10, 10)
+    line = next(number for number, text in enumerate(LATE.splitlines(), 1) if "LATE" in text)
+    assert reduced["slowest_at"] == f"{tmp_path}/train.py:{line}"
+    assert reduced["slowest_rank"] == 0
+
+    assert waiting["late_rank"] == 1
+    innocent, late = waiting["ranks"]
+    assert late["late_calls"] == waiting["calls"] > 5
+    assert late["made_others_wait_ms"] == innocent["waited_for_others_ms"] > 150 * waiting["calls"]
+    assert innocent["made_others_wait_ms"] == late["waited_for_others_ms"] == 0
+
+    shown = CliRunner().invoke(cli, ["report", str(log)]).output
+    said = re.fullmatch(
+        r"rank 1 is late: it made the others wait \d\.\d+s in (\d+) of (\d+) sampled calls of world",
+        shown.splitlines()[-1],
+    )
+    assert said is not None, shown
+    assert said[1] == said[2] == str(waiting["calls"])
