@@ -5,6 +5,7 @@ The field names of the classes below are keys of ``report --json`` (adding is fr
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -92,15 +93,14 @@ class Collectives(NamedTuple):
 
 def gather(logs: Iterable[RankLog]) -> Collectives:
     """Read `logs`, all of one attempt, once more; memory goes with the number of groups and of sampled calls."""
-    groups: dict[str, _GroupTotals] = {}
+    groups: defaultdict[str, _GroupTotals] = defaultdict(_GroupTotals)
     for log in logs:
         # What can't be read in there has been noted when it was read for the first time.
         for record in read(replace(log, notes=[]), TYPES):
             if record["type"] == "call":
-                groups.setdefault(text(record, "group"), _GroupTotals()).waiting.add(log.rank, record)
+                groups[text(record, "group")].waiting.add(log.rank, record)
             elif record.get("name") == "pytorch.collectives":
-                name = text(mapping(record, "tags"), "collective.group_name")
-                groups.setdefault(name, _GroupTotals()).add(log.rank, record)
+                groups[text(mapping(record, "tags"), "collective.group_name")].add(log.rank, record)
     told = sorted(groups.items(), key=lambda item: -item[1].time())
     stragglers = [totals.waiting.told(totals.label or name, name) for name, totals in told]
     return Collectives(
