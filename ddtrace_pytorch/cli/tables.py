@@ -65,14 +65,19 @@ def size(many: float) -> str:
 
 def speed(gbps: float | None) -> str:
     """GB/s, without the unit."""
-    return "–" if gbps is None else f"{gbps:.0f}" if gbps >= 100 else f"{gbps:#.2g}" if gbps >= 0.01 else "<0.01"
+    if gbps is None:
+        return "–"
+    if 0 <= gbps < 0.01:
+        return "<0.01"
+    places = 0 if gbps >= 9.95 else 1 if gbps >= 0.995 else 2
+    return f"{gbps:.{places}f}"
 
 
 def _three_digits(number: float, units: tuple[str, ...]) -> str:
-    for unit in units:
-        # 999.5 would be written as 1000.
-        if number < 999.5 or unit is units[-1]:
-            places = 0 if number >= 99.95 or number == round(number) else 1 if number >= 9.995 else 2
-            return f"{number:.{places}f}{unit}"
+    unit, *larger = units
+    # 999.5 would be written as 1000.
+    while number >= 999.5 and larger:
         number /= 1000
-    raise AssertionError("no units")
+        unit, *larger = larger
+    places = 0 if number >= 99.95 or number == round(number) else 1 if number >= 9.995 else 2
+    return f"{number:.{places}f}{unit}"

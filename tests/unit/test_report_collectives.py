@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from ddtrace_pytorch.cli.main import cli
+from ddtrace_pytorch.cli.tables import size, span, speed
 from ddtrace_pytorch.histogram import BUCKETS, percentile
 from ddtrace_pytorch.runlog.schema import encode
 
@@ -280,3 +281,29 @@ def test_hostile_records_cost_their_value_not_the_report(tmp_path: Path) -> None
         write(tmp_path, rank, *records)
     run(tmp_path)
     assert attempt(tmp_path)["collectives"]
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [(None, "–"), (0, "0s"), (0.0004, "0.40µs"), (0.412, "412µs"), (0.99951, "1.00ms"), (7, "7ms"), (1.5, "1.50ms"),
+     (16.78, "16.8ms"),
+     (999.4, "999ms"), (1999, "2.00s"), (59_999, "60.0s"), (61_000, "1m01s")],
+)  # fmt: skip
+def test_times_at_a_glance(ms: float | None, text: str) -> None:
+    assert span(ms) == text
+
+
+@pytest.mark.parametrize(
+    ("many", "text"),
+    [(0, "0B"), (64, "64B"), (999, "999B"), (1_048_576, "1.05MB"), (2.5e15, "2.50PB"), (4e19, "40000PB")],
+)
+def test_sizes_at_a_glance(many: float, text: str) -> None:
+    assert size(many) == text
+
+
+@pytest.mark.parametrize(
+    ("gbps", "text"),
+    [(None, "–"), (0.001, "<0.01"), (0.14, "0.14"), (1.06, "1.1"), (9.96, "10"), (42.0, "42"), (312.4, "312")],
+)
+def test_speeds_at_a_glance(gbps: float | None, text: str) -> None:
+    assert speed(gbps) == text
