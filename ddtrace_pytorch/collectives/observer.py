@@ -142,8 +142,9 @@ class Collectives:
         self.instrument.remove()
         self.ledger.close()
 
-    def _node_of(self, rank: int) -> object:
-        return None  # not known yet; the group's `crosses_nodes` has to do
+    def _node_of(self, rank: int) -> str | None:
+        nodes = self._groups.nodes
+        return None if nodes is None else nodes.of(rank)
 
     def _coverage(self, here: Group) -> Coverage:
         now, before = self._launched.get(here), here.launched_before

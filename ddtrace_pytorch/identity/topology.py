@@ -31,9 +31,12 @@ class Nodes:
     def __init__(self, names: Sequence[str | None]) -> None:
         self.names = tuple(names)
 
+    def of(self, rank: int) -> str | None:
+        return self.names[rank] if 0 <= rank < len(self.names) else None
+
     def crosses(self, ranks: Iterable[int]) -> bool | None:
         """Whether `ranks` are on more than one node; None where it depends on one that isn't known."""
-        names = {self.names[rank] if rank < len(self.names) else None for rank in ranks}
+        names = {self.of(rank) for rank in ranks}
         return True if len(names - {None}) > 1 else None if None in names else False
 
     def encode(self) -> str:

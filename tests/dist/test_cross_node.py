@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,13 @@ TRAIN = """
         for group in (pair, later):
             dist.all_gather_into_tensor(torch.empty(2), torch.ones(1), group=group)
             dist.barrier(group=group)
+    if dist.get_rank() == 0:
+        dist.send(torch.ones(1), 1)
+        dist.send(torch.ones(1), dist.get_world_size() - 1)
+    else:
+        dist.recv(torch.ones(1), 0)
+    if dist.get_world_size() == 2 and dist.get_rank() == 1:
+        dist.recv(torch.ones(1), 0)
     dist.barrier()
     dist.destroy_process_group()
 """
@@ -51,6 +60,7 @@ def settings(log: Path, **more: str) -> dict[str, str]:
         DD_PYTORCH_EXPORT="local",
         DD_PYTORCH_LOG_DIR=str(log),
         DD_PYTORCH_COLLECTIVES="crossnode",
+        DD_PYTORCH_PRINT="crossnode",
         **more,
     )
 
@@ -68,9 +78,21 @@ def calls(log: Path) -> list[Record]:
     return [span for span in of_type(log, "span") if span["name"] == "pytorch.collective"]
 
 
+def printed(stdout: str) -> list[tuple[str, list[int], int | None]]:
+    """The marks: operation, ranks of the group, peer."""
+    marks = [json.loads(line) for line in stdout.splitlines() if line.startswith("{")]
+    return [(mark["operation"], mark["group_ranks"], mark.get("peer")) for mark in marks]
+
+
+@dataclass
+class OnTwoHosts:
+    log: Path
+    stdout: list[str]
+
+
 @pytest.fixture(scope="module")
-def on_two_hosts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The log of a job with ranks 0 and 1 on one host and rank 2 on the other, which no launcher started."""
+def on_two_hosts(tmp_path_factory: pytest.TempPathFactory) -> OnTwoHosts:
+    """What a job left with ranks 0 and 1 on one host and rank 2 on the other, which no launcher started."""
     directory = tmp_path_factory.mktemp("cross")
     log, port = directory / "log", str(free_port())
     with two_hosts(directory) as hosts:
@@ -78,26 +100,35 @@ def on_two_hosts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for rank, host in enumerate((hosts[0], hosts[0], hosts[1])):
             place = {"RANK": str(rank), "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             running.append(host.start([*DDTRACE_RUN, *PYTHON, host.script(TRAIN)], settings(log, **place)))
-        for job in running:
-            job.wait().ok()
-    return log
+        return OnTwoHosts(log, [job.wait().ok().stdout for job in running])
 
 
-def test_the_world_crosses_nodes_and_a_group_on_one_host_does_not(on_two_hosts: Path) -> None:
-    said = crossings(on_two_hosts)
+def test_the_world_crosses_nodes_and_a_group_on_one_host_does_not(on_two_hosts: OnTwoHosts) -> None:
+    said = crossings(on_two_hosts.log)
     assert said["all_reduce", "world"] == {"true"}
     assert said["broadcast", "pair"] == {"false"}, "of a group that was there before the nodes were known"
     assert said["all_gather_into_tensor", "pair"] == {"false"}, "and of one made later"
 
 
-def test_crossnode_tells_of_each_call_across_nodes_and_of_no_other(on_two_hosts: Path) -> None:
-    told = calls(on_two_hosts)
+def test_crossnode_tells_of_each_call_across_nodes_and_of_no_other(on_two_hosts: OnTwoHosts) -> None:
+    told = calls(on_two_hosts.log)
     assert {span["tags"]["collective.cross_node"] for span in told} == {"true"}
+    transfers = {0: ["send", "send"], 1: ["recv"], 2: ["recv"]}
     for rank in (0, 1, 2):
         mine = [span["resource"] for span in told if f"rank-{rank:05}" in span["_file"]]
         # The first all_reduce came before anybody knew.
-        assert mine[-5:] == ["barrier", "all_reduce", "all_reduce", "all_reduce", "barrier"]
-        assert len(mine) in (5, 6)
+        assert mine[-len(transfers[rank]) - 5 :] == ["barrier", *["all_reduce"] * 3, *transfers[rank], "barrier"]
+        assert len(mine) - len(transfers[rank]) in (5, 6)
+
+
+def test_marks_between_nodes_are_of_such_groups_and_of_transfers_between_such_ranks(on_two_hosts: OnTwoHosts) -> None:
+    world = [0, 1, 2]
+    by_rank = [printed(stdout) for stdout in on_two_hosts.stdout]
+    assert {tuple(ranks) for marks in by_rank for _, ranks, _ in marks} == {tuple(world)}
+    assert by_rank[0][-6:] == [
+        ("barrier", world, None), *[("all_reduce", world, None)] * 3, ("send", world, 2), ("barrier", world, None),
+    ]  # fmt: skip
+    assert by_rank[1:] == [[], [("recv", world, 0)]]
 
 
 def test_one_visible_gpu_for_each_process_of_a_host_is_one_node(jobs: Jobs, tmp_path: Path) -> None:
@@ -106,3 +137,4 @@ def test_one_visible_gpu_for_each_process_of_a_host_is_one_node(jobs: Jobs, tmp_
     assert crossings(tmp_path)["all_reduce", "world"] == {"false"}
     assert crossings(tmp_path)["all_gather_into_tensor", "pair"] == {"false"}
     assert calls(tmp_path) == []
+    assert printed(result.stdout) == []
