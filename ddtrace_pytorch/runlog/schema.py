@@ -29,7 +29,8 @@ and by type
 ``step``      one training step: ``step``, ``start``, ``duration`` (ns), ``metrics``
 ``call``      one sampled collective: ``op``, ``group``, ``key`` (the same on every rank of the group),
               ``start``, ``duration`` (ns), ``bytes``
-``summary``   totals since the last one: ``name``, ``resource``, ``tags``, ``metrics``
+``summary``   totals since the last one: ``name``, ``resource`` (``unseen``: what no wrapper of ours issued),
+              ``tags``, ``metrics``
 ``beat``      the rank was alive: ``seq`` (1, 2, …) and what it had counted so far
 ``verdict``   who a stall waits for: ``kind``, ``ranks``, ``message``, ``tags``
 ``drop``      what is *not* in this log: ``reason``, ``count`` (records, exact, since the last drop record of
