@@ -162,6 +162,7 @@ class Instrumentation:
 
         @functools.wraps(original)
         def init_process_group(*args: Any, **kwargs: Any) -> Any:
+            self._make_room_in_recorder()
             try:
                 with lifecycle.rendezvous():
                     result = original(*args, **kwargs)
@@ -172,6 +173,19 @@ class Instrumentation:
             return result
 
         return init_process_group
+
+    @safely("give torch's flight recorder a buffer")
+    def _make_room_in_recorder(self) -> None:
+        """Torch looks at the variable once, when the first process group is made."""
+        from ddtrace_pytorch import opening
+        from ddtrace_pytorch.collectives import flight_recorder, surface
+
+        settings = opening.wanted_settings()
+        if settings is None or settings.collectives == "off":
+            return
+        for name, value in flight_recorder.buffer_for(surface.release_of(self._torch.__version__), os.environ).items():
+            os.environ[name] = value
+            self._undo.append(functools.partial(_unset, name, value))
 
     def _around_destroy(self, original: Callable[..., Any]) -> Callable[..., Any]:
         lifecycle, distributed = self.lifecycle, self._torch.distributed
@@ -187,6 +201,12 @@ class Instrumentation:
             return result
 
         return destroy_process_group
+
+
+def _unset(name: str, value: str) -> None:
+    """Take `name` out of the environment, unless it has been given another value than `value`."""
+    if os.environ.get(name) == value:
+        del os.environ[name]
 
 
 def _arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from ddtrace.trace import tracer
 from ddtrace_pytorch.identity import place
 from ddtrace_pytorch.identity.describe import Member
 from ddtrace_pytorch.session import Session
+from ddtrace_pytorch.settings import Settings
 from ddtrace_pytorch.settings import load as load_settings
 from ddtrace_pytorch.spans import Fact
 from ddtrace_pytorch.termination import Handler
@@ -59,10 +60,17 @@ def rendezvous_facts(arguments: Mapping[str, Any]) -> dict[str, Fact]:
     return facts | ({"pytorch.master_addr": found[1], "pytorch.master_port": int(found[2])} if found else {})
 
 
+def wanted_settings() -> Settings | None:
+    """The settings of a session that opens now; None where they want none."""
+    settings = load_settings()
+    wanted = settings.trace_enabled and tracer.enabled and settings.export != "none"
+    return settings if wanted else None
+
+
 def open_session(member: Member | None, instrument: str, handler: Handler) -> Session | None:
     """A session, open; None where the settings want none. Without `member`, of a single process that trains."""
-    settings = load_settings()
-    if not settings.trace_enabled or not tracer.enabled or settings.export == "none":
+    settings = wanted_settings()
+    if settings is None:
         return None
     session = Session(member or Member(rank=0, world_size=1), settings, instrument, handler)
     session.open()

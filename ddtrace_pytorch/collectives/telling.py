@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import CodeType
 from typing import NamedTuple
 
@@ -153,24 +152,6 @@ def call_facts(note: Note) -> dict[str, Fact]:
     if source == "completion":
         facts |= bandwidths(cell.operation, here.size, note.size, note.took)
     return facts
-
-
-@dataclass(frozen=True)
-class Coverage:
-    """How many collectives torch counted on a group (None where it does not), and how many of them were seen."""
-
-    launched: int | None
-    seen: int
-
-    def facts(self) -> dict[str, Fact]:
-        if self.launched is None:
-            return {"collective.group_seen": self.seen}
-        share = min(1.0, self.seen / self.launched) if self.launched else 1.0
-        return {
-            "collective.group_launched": self.launched,
-            "collective.group_seen": self.seen,
-            "collective.group_coverage": share,
-        }
 
 
 def split(facts: Mapping[str, Fact]) -> tuple[dict[str, str], dict[str, float]]:
