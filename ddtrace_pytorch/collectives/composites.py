@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
-from ddtrace_pytorch.border import safely
+from ddtrace_pytorch.border import leave_no_trace, safely
+from ddtrace_pytorch.collectives.compiler import compiling
+from ddtrace_pytorch.collectives.generated import compiled, signature_of
 from ddtrace_pytorch.collectives.surface import Operation
 from ddtrace_pytorch.ledger import Cell, How, Ledger
 
@@ -58,18 +60,23 @@ def objects(operation: Operation, ledger: Ledger, in_flight: InFlight) -> Callab
         @functools.wraps(original)
         def composite(*args: Any, **kwargs: Any) -> Any:
             slot = in_flight.slot()
-            if slot.call is not None:
-                return original(*args, **kwargs)
-            cell = cell_of(operation.name, How.WAITED, numbered, group_of(args, kwargs))
+            cell = None
+            if slot.call is None:
+                cell = cell_of(operation.name, How.WAITED, numbered, group_of(args, kwargs))
             if cell is None:
-                return original(*args, **kwargs)
+                try:
+                    return original(*args, **kwargs)
+                except BaseException as error:
+                    leave_no_trace(error)
+                    raise
             whole = Composite(cell)
             slot.started = whole.started
             slot.call = whole
             try:
                 result = original(*args, **kwargs)
-            except BaseException:
+            except BaseException as error:
                 cell.errors += 1
+                leave_no_trace(error)
                 raise
             finally:
                 slot.call = None
@@ -82,38 +89,56 @@ def objects(operation: Operation, ledger: Ledger, in_flight: InFlight) -> Callab
     return around
 
 
+# A generator of the original's signature: Dynamo traces no other, and takes the block into its graph.
+_BLOCK = """
+def make(_original, _counted, _block, _compiling):
+    def _coalescing_manager({parameters}):
+        if _compiling():
+            yield from _original({arguments})
+        else:
+            yield from _counted(_block({arguments}), group)
+
+    return _coalescing_manager
+"""
+
+
 def coalescing(operation: Operation, ledger: Ledger, in_flight: InFlight, track: Track) -> Callable[..., Any]:
     """What makes the wrapper of `_coalescing_manager`'s generator: the block is one call, when it ends."""
 
     def around(original: Callable[..., Any]) -> Callable[..., Any]:
-        group_of = _group_argument(original)
         # In place, it is the generator inside of the context manager that is exchanged; else the manager is wrapped.
         is_generator = inspect.isgeneratorfunction(original)
         block = contextlib.contextmanager(original) if is_generator else original
 
-        @functools.wraps(original)
-        def _coalescing_manager(*args: Any, **kwargs: Any) -> Iterator[Any]:
-            slot = in_flight.slot()
-            if slot.call is not None:
-                with block(*args, **kwargs) as manager:
-                    yield manager
-                return
-            whole = Composite(None, coalesced=True)
-            slot.started = ending = whole.started
-            slot.call = whole
-            try:
-                with block(*args, **kwargs) as manager:
-                    try:
-                        yield manager
-                    finally:
-                        ending = monotonic_ns()
-            finally:
-                slot.call = None
-            took = monotonic_ns() - ending
-            works = list(getattr(manager, "works", ()))
-            _count(whole, group_of(args, kwargs), ending, took, works)
+        parameters, arguments, defaults = signature_of(original)
+        names: dict[str, Any] = {"__name__": __name__, "_defaults": defaults}
+        code = inspect.unwrap(original).__code__
+        source = _BLOCK.format(parameters=parameters, arguments=arguments)
+        exec(compiled(source, code.co_filename, code.co_firstlineno), names)
+        counting: Callable[..., Any] = names["make"](original, counted, block, compiling())
+        counting.__qualname__ = original.__qualname__
+        return counting if is_generator else contextlib.contextmanager(counting)
 
-        return _coalescing_manager if is_generator else contextlib.contextmanager(_coalescing_manager)
+    def counted(block: contextlib.AbstractContextManager[Any], group: Any) -> Iterator[Any]:
+        slot = in_flight.slot()
+        if slot.call is not None:
+            with block as manager:
+                yield manager
+            return
+        whole = Composite(None, coalesced=True)
+        slot.started = ending = whole.started
+        slot.call = whole
+        try:
+            with block as manager:
+                try:
+                    yield manager
+                finally:
+                    ending = monotonic_ns()
+        finally:
+            slot.call = None
+        took = monotonic_ns() - ending
+        works = list(getattr(manager, "works", ()))
+        _count(whole, group, ending, took, works)
 
     @safely("count a coalesced collective")
     def _count(whole: Composite, group: Any, ending: int, took: int, works: list[Any]) -> None:

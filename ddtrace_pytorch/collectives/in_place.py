@@ -20,6 +20,7 @@ from typing import Any
 import wrapt
 
 from ddtrace_pytorch.border import log, warn_once
+from ddtrace_pytorch.collectives.compiler import leave_uncompiled, see_through
 
 Undo = Callable[[], None]
 # Takes the original, gives a Python function to run in its place (same parameters).
@@ -57,7 +58,7 @@ def _decorated(function: FunctionType) -> CellType:
 
 def _exchange_cell(cell: CellType, around: Around) -> Undo:
     original = cell.cell_contents
-    ours = around(original)
+    ours = _unseen(around(original), original)
     cell.cell_contents = ours
 
     def undo() -> None:
@@ -74,8 +75,9 @@ def _exchange_code(function: FunctionType, around: Around) -> Undo:
     original = FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
     original.__kwdefaults__ = function.__kwdefaults__
     original.__module__ = function.__module__
-    ours = around(original)
+    ours = _unseen(around(original), original)
     forwarding = _forwarding_code(code, ours)
+    leave_uncompiled(forwarding)
     function.__code__ = forwarding
 
     def undo() -> None:
@@ -85,6 +87,13 @@ def _exchange_code(function: FunctionType, around: Around) -> Undo:
             stand_aside(ours, original)
 
     return undo
+
+
+def _unseen(ours: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    if not inspect.isgeneratorfunction(ours):
+        see_through(ours, original)
+    leave_uncompiled(ours.__code__)
+    return ours
 
 
 def stand_aside(ours: Any, original: Callable[..., Any]) -> None:
@@ -126,7 +135,12 @@ def _forwarding_code(code: CodeType, target: Callable[..., Any]) -> CodeType:
         f"def surroundings({', '.join(code.co_freevars)}):\n"
         f"    def forwarding({', '.join(parameters)}):\n"
         f"        {call} = {placeholder!r}\n"
-        f"        return {call}({', '.join(arguments)})\n"
+        f"        try:\n"
+        f"            return {call}({', '.join(arguments)})\n"
+        f"        except BaseException as {call}:\n"
+        f"            if {call}.__traceback__ is not None:\n"
+        f"                {call}.__traceback__ = {call}.__traceback__.tb_next\n"
+        f"            raise\n"
         f"        {', '.join(code.co_freevars) or None}\n"
         f"    return forwarding\n"
     )

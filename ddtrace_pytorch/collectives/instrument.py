@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ddtrace_pytorch.border import safely, warn_once
-from ddtrace_pytorch.collectives import composites, in_place, wrappers
+from ddtrace_pytorch.collectives import compiler, composites, in_place, wrappers
 from ddtrace_pytorch.collectives.groups import TorchGroups
 from ddtrace_pytorch.collectives.in_flight import InFlight
 from ddtrace_pytorch.collectives.listening import BATCH, Listener, Listening
@@ -43,6 +43,7 @@ class Instrument:
 
     def install(self) -> None:
         """Instrument every function of the table that this torch has, and every process group, also those to come."""
+        safely("keep out of the compiler's sight")(compiler.leave_package_uncompiled)()
         if self._forced in ("auto", "hooks"):
             self._use_hooks()
         self._undo += in_place.place(self._distributed, "_new_process_group_helper", self._around_new_group)[0]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import Any
 
+from ddtrace_pytorch.border import leave_no_trace
 from ddtrace_pytorch.collectives.in_flight import InFlight
 from ddtrace_pytorch.collectives.in_place import stand_aside
 from ddtrace_pytorch.ledger import Cell
@@ -50,24 +51,31 @@ class Waits:
 
         def wait(self: Any, *arguments: Any, **named: Any) -> Any:
             # Blocking collectives come here too, from inside.
-            if in_flight.slot().call is not None:
-                return original(self, *arguments, **named)
-            cell = pending.pop(reference(self), None)
+            cell = pending.pop(reference(self), None) if in_flight.slot().call is None else None
             if cell is None:
-                return original(self, *arguments, **named)
+                try:
+                    return original(self, *arguments, **named)
+                except BaseException as error:
+                    leave_no_trace(error)
+                    raise
             started = monotonic_ns()
             try:
                 return original(self, *arguments, **named)
+            except BaseException as error:
+                leave_no_trace(error)
+                raise
             finally:
                 took = monotonic_ns() - started
                 cell.waits += 1
                 cell.waited += took
 
         wait.__doc__ = original.__doc__
-        kind.wait = wait
+        # Of the type that C++ gave it: what takes methods of that type for opaque (Dynamo does) still will.
+        ours = type(entry)(wait) if type(entry).__name__ == "instancemethod" else wait
+        kind.wait = ours
 
         def undo() -> None:
-            if kind.__dict__.get("wait") is wait:
+            if kind.__dict__.get("wait") is ours:
                 kind.wait = entry
             else:
                 stand_aside(wait, original)

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import ast
 import dis
-import functools
 import inspect
 from collections.abc import Callable
 from time import monotonic_ns
 from types import CodeType
 from typing import Any, NamedTuple
 
-from ddtrace_pytorch.border import safely
+from ddtrace_pytorch.border import leave_no_trace, safely
 from ddtrace_pytorch.collectives import sizes
 from ddtrace_pytorch.collectives.composites import Composite
+from ddtrace_pytorch.collectives.generated import compiled, signature_of
 from ddtrace_pytorch.collectives.in_flight import InFlight
 from ddtrace_pytorch.collectives.in_place import UnknownShape
 from ddtrace_pytorch.collectives.surface import Kind, Operation
@@ -38,13 +38,18 @@ def make(_original, _waited, _issued, _find, _local, _new_slot, _track):
         if _cell is None or _slot.call is not None:
             _cell = _find({deferred}, group)
             if _cell is None or _slot.call is not None:
-                return _inside(_slot.call, _cell, {arguments})
+                try:
+                    return _inside(_slot.call, _cell, {arguments})
+                except _BaseException as _error:
+                    _leave_no_trace(_error)
+                    raise
         _slot.started = _started = _now()
         _slot.call = _cell
         try:
             _result = _original({arguments})
-        except _BaseException:
+        except _BaseException as _error:
             _cell.errors += 1
+            _leave_no_trace(_error)
             raise
         finally:
             _slot.call = None
@@ -67,7 +72,11 @@ def make(_original, _waited, _issued, _find, _local, _new_slot, _track):
 
     def _inside(_outer, _cell, {arguments}):
         _started = _now()
-        _result = _original({arguments})
+        try:
+            _result = _original({arguments})
+        except _BaseException as _error:
+            _leave_no_trace(_error)
+            raise
         if _cell is not None and _outer.__class__ is _Composite:
             here = _cell.group
             try:
@@ -91,18 +100,14 @@ def leaf(operation: Operation, public: Any, ledger: Ledger, in_flight: InFlight,
     """
 
     def around(original: Callable[..., Any]) -> Callable[..., Any]:
-        parameters = inspect.signature(original).parameters
-        _check(operation, parameters)
+        _check(operation, inspect.signature(original).parameters)
+        parameters, arguments, defaults = signature_of(original)
         numbered = operation.kind is Kind.COLLECTIVE
         maybe = operation.deferred not in ("True", "False")
-        names = list(parameters)
         source = _LEAF.format(
             name=original.__name__,
-            parameters=", ".join(
-                name if one.default is one.empty else f"{name}=_defaults[{names.index(name)}]"
-                for name, one in parameters.items()
-            ),
-            arguments=", ".join(names),
+            parameters=parameters,
+            arguments=arguments,
             size=operation.size,
             deferred=operation.deferred,
             line=f"(_issued if {operation.deferred} else _waited)"
@@ -118,16 +123,17 @@ def leaf(operation: Operation, public: Any, ledger: Ledger, in_flight: InFlight,
         namespace: dict[str, Any] = {
             "__name__": home.module.get("__name__"),
             "__warningregistry__": home.module.setdefault("__warningregistry__", {}),
-            "_defaults": [one.default for one in parameters.values()],
+            "_defaults": defaults,
             "_id": id,
             "_now": monotonic_ns,
             "_AttributeError": AttributeError,
             "_Exception": Exception,
             "_BaseException": BaseException,
+            "_leave_no_trace": leave_no_trace,
             "_Composite": Composite,
             **{name: getattr(sizes, name) for name in sizes.__all__},
         }
-        exec(_compiled(source, home.file, home.line), namespace)
+        exec(compiled(source, home.file, home.line), namespace)
         make: Callable[..., Callable[..., Any]] = namespace["make"]
 
         cell_of = safely("look up a process group")(ledger.cell)
@@ -137,7 +143,9 @@ def leaf(operation: Operation, public: Any, ledger: Ledger, in_flight: InFlight,
 
         waited = ledger.line(operation.name, How.WAITED)
         issued = ledger.line(operation.name, How.ISSUED)
-        return make(original, waited, issued, find, in_flight.local, in_flight.new_slot, track)
+        made = make(original, waited, issued, find, in_flight.local, in_flight.new_slot, track)
+        made.__qualname__ = original.__qualname__  # the interpreter names the function so when it is called wrongly
+        return made
 
     return around
 
@@ -187,14 +195,3 @@ def _first_use(code: CodeType, variable: str) -> int:
         if instruction.argval == variable and instruction.opname == "LOAD_DEREF":
             break
     return line
-
-
-@functools.lru_cache(maxsize=128)  # one for each operation: a process may open many sessions
-def _compiled(source: str, file: str, line: int) -> CodeType:
-    """`source` compiled as if all of it stood in one line of `file`."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        if hasattr(node, "lineno"):
-            node.lineno = node.end_lineno = line  # type: ignore[attr-defined]
-            node.col_offset = node.end_col_offset = 0  # type: ignore[attr-defined]
-    return compile(tree, file, "exec")

@@ -1,0 +1,88 @@
+"""Runs a script of `scenarios/` twice, without the plugin and with it, and compares what came of each scene."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.job import Jobs, Result, environment, torchrun
+from harness.log import Record, of_type
+
+SCENARIOS = Path(__file__).parent / "scenarios"
+
+
+def scenes_of(script: str) -> list[str]:
+    """The names of a script's scenes, in order."""
+    return re.findall(r"^@scene\ndef (\w+)", (SCENARIOS / script).read_text(), re.MULTILINE)
+
+
+@dataclass
+class Side:
+    """One of the two jobs: what each rank said of each scene, what it printed, and its run log."""
+
+    ranks: list[dict[str, Any]]
+    result: Result
+    log: Path
+
+    def summaries(self, rank: int = 0, **tags: str) -> list[Record]:
+        """Totals of collectives in the run log, by the tags that are given without their ``collective.``."""
+        return [
+            record
+            for record in of_type(self.log, "summary")
+            if record["name"] == "pytorch.collectives"
+            and f"rank-{rank}" in record["_file"]
+            and all(record["tags"].get(f"collective.{name}") == value for name, value in tags.items())
+        ]
+
+    def total(self, metric: str, rank: int = 0, **tags: str) -> float:
+        return sum(record["metrics"].get(f"collective.{metric}", 0) for record in self.summaries(rank, **tags))
+
+
+@dataclass
+class Sides:
+    plain: Side
+    ours: Side
+
+    def compare(self, scene: str) -> None:
+        """The scene went well, and the same way, in both jobs."""
+        for rank, (plain, ours) in enumerate(zip(self.plain.ranks, self.ours.ranks, strict=True)):
+            for which, said in (("plain", plain), ("ours", ours)):
+                if scene not in said:
+                    pytest.fail(f"{which}, rank {rank}: an earlier scene ended the script")
+                if "raised" in said[scene]:
+                    pytest.fail(f"{which}, rank {rank}: {said[scene]['raised']}")
+            if "refused" in plain[scene]:
+                assert ours[scene] == plain[scene]
+                pytest.skip(plain[scene]["refused"])
+            assert ours[scene] == plain[scene], f"rank {rank}"
+
+
+def side_by_side(jobs: Jobs, script: str, ranks: int = 2, **settings: str) -> Sides:
+    """Both jobs, at the same time; `settings` are those of the one with the plugin."""
+    started = []
+    for patched in (False, True):
+        directory = jobs.directory / ("ours" if patched else "plain")
+        (directory / "said").mkdir(parents=True)
+        env = environment(
+            None,
+            PATCHED=str(int(patched)),
+            SAID=str(directory / "said"),
+            WORK=str(directory),
+            DD_PYTORCH_EXPORT="local",
+            DD_PYTORCH_LOG_DIR=str(directory / "log"),
+            TORCHINDUCTOR_CACHE_DIR=str(directory / "inductor"),
+            TORCHINDUCTOR_COMPILE_THREADS="1",
+            **settings,
+        )
+        started.append((directory, jobs.start([*torchrun(ranks), str(SCENARIOS / script)], env)))
+    return Sides(*(_side(directory, job.wait(110), ranks) for directory, job in started))
+
+
+def _side(directory: Path, result: Result, ranks: int) -> Side:
+    result.ok()
+    said = [json.loads((directory / "said" / f"{rank}.json").read_text()) for rank in range(ranks)]
+    return Side(said, result, directory / "log")
