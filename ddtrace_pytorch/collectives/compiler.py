@@ -71,7 +71,7 @@ def _functions(scope: Any, module: str) -> Iterator[FunctionType]:
         if isinstance(function, FunctionType):
             yield function
             if "__wrapped__" in vars(function):
-                yield function.__wrapped__
+                yield vars(function)["__wrapped__"]
         elif isinstance(function, type):
             yield from _functions(function, module)
 

@@ -24,8 +24,8 @@ if PATCHED:
 
     ddtrace_pytorch.patch()
 
-import torch
-import torch.distributed as dist
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
 
 scenes: dict[str, Callable[[], Any]] = {}
 
