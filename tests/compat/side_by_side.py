@@ -34,7 +34,7 @@ class Side:
             record
             for record in of_type(self.log, "summary")
             if record["name"] == "pytorch.collectives"
-            and f"rank-{rank}" in record["_file"]
+            and re.search(rf"rank-0*{rank}\D", record["_file"])
             and all(record["tags"].get(f"collective.{name}") == value for name, value in tags.items())
         ]
 
@@ -76,10 +76,11 @@ def side_by_side(jobs: Jobs, script: str, ranks: int = 2, **settings: str) -> Si
             DD_PYTORCH_LOG_DIR=str(directory / "log"),
             TORCHINDUCTOR_CACHE_DIR=str(directory / "inductor"),
             TORCHINDUCTOR_COMPILE_THREADS="1",
+            TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS="0",
             **settings,
         )
         started.append((directory, jobs.start([*torchrun(ranks), str(SCENARIOS / script)], env)))
-    return Sides(*(_side(directory, job.wait(110), ranks) for directory, job in started))
+    return Sides(*(_side(directory, job.wait(200), ranks) for directory, job in started))
 
 
 def _side(directory: Path, result: Result, ranks: int) -> Side:

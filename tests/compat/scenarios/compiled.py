@@ -31,6 +31,14 @@ def four(tensor: Any) -> Any:
     return exchanged.sin()
 
 
+def two(tensor: Any) -> Any:
+    """Without arithmetic: each kernel is a run of the C++ compiler."""
+    dist.all_reduce(tensor, op=SUM)
+    gathered = torch.empty(tensor.shape[0] * 2)
+    dist.all_gather_into_tensor(gathered, tensor)
+    return gathered
+
+
 def breaking(tensor: Any, everybody: list[Any]) -> Any:
     """Graph breaks at each call that Dynamo can't take."""
     tensor = tensor * 2
@@ -59,23 +67,23 @@ def seen_by_dynamo() -> dict[str, Any]:
     }
 
 
-def fullgraph(backend: str) -> Any:
+def fullgraph(backend: str, function: Any, sizes: tuple[int, ...]) -> Any:
     torch._dynamo.reset()
     counters.clear()
-    compiled = torch.compile(four, fullgraph=True, backend=backend)
+    compiled = torch.compile(function, fullgraph=True, backend=backend)
     before = launched()
-    came = [bits(compiled(fresh(n))) for n in ((8, 8) if backend == "inductor" else (8, 8, 12, 16))]
-    return [came, bits(four(fresh(8))), launched() - before, seen_by_dynamo()]
+    came = [bits(compiled(fresh(n))) for n in sizes]
+    return [came, bits(function(fresh(8))), launched() - before, seen_by_dynamo()]
 
 
 @scene
 def fullgraph_inductor() -> Any:
-    return fullgraph("inductor")
+    return fullgraph("inductor", two, (8, 8))
 
 
 @scene
 def fullgraph_aot_eager() -> Any:
-    return fullgraph("aot_eager")
+    return fullgraph("aot_eager", four, (8, 8, 12, 16))
 
 
 @scene
@@ -146,14 +154,14 @@ def coalescing_in_a_graph() -> Any:
     counters.clear()
 
     @torch.compile(backend="eager")
-    def two(tensor: Any) -> Any:
+    def block(tensor: Any) -> Any:
         other = tensor + 1
         with dist.distributed_c10d._coalescing_manager():
             dist.all_reduce(tensor)
             dist.all_reduce(other)
         return tensor + other
 
-    return [bits(two(fresh())), seen_by_dynamo()]
+    return [bits(block(fresh())), seen_by_dynamo()]
 
 
 @scene
