@@ -76,6 +76,7 @@ def side_by_side(jobs: Jobs, script: str, ranks: int = 2, **settings: str) -> Si
             DD_PYTORCH_LOG_DIR=str(directory / "log"),
             TORCHINDUCTOR_CACHE_DIR=str(directory / "inductor"),
             TORCHINDUCTOR_COMPILE_THREADS="1",
+            TORCHINDUCTOR_FORCE_DISABLE_CACHES="1",  # the ranks share one: who finds what in it is a matter of luck
             TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS="0",
             **settings,
         )
