@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import pkgutil
 import sys
 from collections.abc import Callable, Sequence
-from types import CellType, CodeType, FunctionType
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
 import wrapt
@@ -194,9 +195,32 @@ def wrap(modules: Sequence[Any], name: str, around: Around) -> list[Undo]:
     return undo
 
 
+class Proxy(wrapt.FunctionWrapper):  # type: ignore[type-arg]
+    """Passes for the function it wraps where wrapt's own doesn't: it can be pickled, copied, and bound as a method."""
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        name = self.__qualname__
+        if getattr(sys.modules.get(self.__module__), name, None) is self:
+            return name  # as functions are: loads as whatever bears this name there
+        return pkgutil.resolve_name, (f"{self.__module__}:{name}",)
+
+    def __reduce__(self) -> Any:
+        return self.__reduce_ex__(0)
+
+    def __copy__(self) -> Proxy:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Proxy:
+        return self
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        # As a function does. wrapt would take the instance out of the arguments.
+        return self if instance is None else MethodType(self, instance)
+
+
 def _proxy(function: Any, around: Around) -> tuple[Any, Callable[..., Any]]:
     ours = around(function)
-    return wrapt.FunctionWrapper(function, lambda wrapped, instance, args, kwargs: ours(*args, **kwargs)), ours
+    return Proxy(function, lambda wrapped, instance, args, kwargs: ours(*args, **kwargs)), ours
 
 
 def _put_back(module: Any, name: str, function: Any, proxy: Any, ours: Any) -> None:

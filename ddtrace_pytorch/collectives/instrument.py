@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 from ddtrace_pytorch.border import safely, warn_once
-from ddtrace_pytorch.collectives import compiler, composites, in_place, wrappers
+from ddtrace_pytorch.collectives import (
+    compiler,
+    composites,
+    group_lives,
+    in_place,
+    native_hooks,
+    point_to_point,
+    wrappers,
+)
 from ddtrace_pytorch.collectives.groups import TorchGroups
 from ddtrace_pytorch.collectives.in_flight import InFlight
 from ddtrace_pytorch.collectives.listening import BATCH, Listener, Listening
@@ -23,6 +30,7 @@ class Instrument:
     def __init__(self, torch: Any, ledger: Ledger, groups: TorchGroups, forced: str = "auto") -> None:
         self.in_flight = InFlight()
         self._distributed = torch.distributed
+        self._bindings = torch._C._distributed_c10d
         self._release = release_of(torch.__version__)
         self._ledger = ledger
         self._groups = groups
@@ -46,43 +54,44 @@ class Instrument:
         safely("keep out of the compiler's sight")(compiler.leave_package_uncompiled)()
         if self._forced in ("auto", "hooks"):
             self._use_hooks()
-        self._undo += in_place.place(self._distributed, "_new_process_group_helper", self._around_new_group)[0]
+        leave = self._leave if self._hooks is not None else None
+        self._undo += group_lives.watch(self._distributed, self._born, leave)
         for process_group in self._groups.all():
             self._meet(process_group)
-        if self._forced != "hooks":
-            for operation in self._operations():
+        for operation in self._operations():
+            # Hooks don't tell of those that torch leaves out of its sequence numbers.
+            if self._forced != "hooks" or operation.kind is Kind.UNNUMBERED:
                 safely(f"instrument {operation.function}")(self._instrument)(operation)
+        if self._wraps:
+            self._undo += point_to_point.allow_proxies(self._distributed)
 
     def _use_hooks(self) -> None:
-        if NativeHooks.exist(self._distributed.distributed_c10d.ProcessGroup):
-            self._hooks = NativeHooks(self._ledger, self.in_flight)
+        if native_hooks.exist(self._bindings):
+            self._hooks = NativeHooks(self._bindings, self._ledger, self.in_flight)
         elif self._forced == "hooks":
             self._forced = "auto"
             warn_once("DD_PYTORCH_INSTRUMENT=hooks needs torch 2.14 or later; using 'auto'")
 
     @safely("get to know a process group")
     def _meet(self, process_group: Any) -> None:
-        self._ledger.group(process_group)
         if self._hooks is not None:
-            self._hooks.watch(process_group)
-
-    def _around_new_group(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def _new_process_group_helper(*args: Any, **kwargs: Any) -> Any:
-            made = original(*args, **kwargs)
-            self._born(made)
-            return made
-
-        return _new_process_group_helper
+            self._hooks.add(process_group)
+        else:
+            self._ledger.group(process_group)
 
     @safely("get to know a new process group")
-    def _born(self, made: Any) -> None:
-        process_group = made[0] if isinstance(made, tuple) else made
-        if self._groups.is_member(process_group):
-            # torch has not registered its ranks yet: the ledger asks for them when the group is first used.
-            self._groups.born(process_group)
-            if self._hooks is not None:
-                self._hooks.watch(process_group)
+    def _born(self, process_group: Any) -> None:
+        self._groups.born(process_group)
+        self._meet(process_group)
+
+    @safely("take the hook off a process group")
+    def _leave(self, process_group: Any) -> None:
+        if self._hooks is None:
+            return
+        if process_group is None:
+            self._hooks.remove()
+        else:
+            self._hooks.remove_from(process_group)
 
     def listen(self, listener: Listener) -> None:
         """Tell `listener` of each call from now on; see :mod:`~ddtrace_pytorch.collectives.listening`."""
@@ -101,7 +110,7 @@ class Instrument:
 
     def remove(self) -> None:
         if self._hooks is not None:
-            self._hooks.remove()
+            safely("take the hooks off the process groups")(self._hooks.remove)()
         for undo in (self._undo_listening, self._undo):
             while undo:
                 undo.pop()()

@@ -1,130 +1,196 @@
-"""Collectives that torch's C++ side issues by itself: DDP's reducer, functional and compiled collectives, direct calls
-of a process group's methods. From torch 2.14 on a group tells of each in a hook.
+"""The collectives that no Python wrapper issued: those of DistributedDataParallel, functional and compiled ones.
 
-The functions are instrumented in place all the same: a hook costs more than a wrapper, fires when a call is issued and
-not when it is over, and does not know the user's line. So here only what no wrapper on this thread issued is counted.
+From 2.14 on a process group calls hooks before it issues anything, on the thread that issues. A hook costs every call
+some half a microsecond, so there is one only, and it returns at once where a wrapper is already counting the call. It
+runs inside the user's call: what it raises, they would get.
 """
 
 from __future__ import annotations
 
-import weakref
+import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from ddtrace_pytorch.border import safely
 from ddtrace_pytorch.collectives.in_flight import InFlight
 from ddtrace_pytorch.collectives.sizes import for_others, total
+from ddtrace_pytorch.collectives.surface import OPERATIONS, Kind
 from ddtrace_pytorch.ledger import Cell, Group, How, Ledger
 
-# Any number that nobody else registers their hooks under.
-HOOK_ID = 0xDD7
-COUNTED, P2P = True, False
+
+class Issued(Protocol):
+    """What torch tells a hook; its `name` says no more than what family of operations it is of."""
+
+    input_tensors: list[Any]
+    output_tensors: list[Any]
+    root: int
 
 
-def _inputs(event: Any, here: Group) -> int:
-    return total(event.input_tensors)
+# The operation in the table's spelling, and the bytes of its message; None where they can't be told.
+Told = tuple[str, int | None]
 
 
-def _outputs(event: Any, here: Group) -> int:
-    return total(event.output_tensors)
+def _all_reduce(issued: Issued, here: Group) -> Told:
+    tensors = issued.input_tensors
+    return ("all_reduce", tensors[0].nbytes) if len(tensors) == 1 else ("all_reduce_coalesced", total(tensors))
 
 
-def _inputs_for_others(event: Any, here: Group) -> int:
-    tensors = event.input_tensors
-    # One tensor stands for a slice for each rank; how it is split is not told, so: evenly.
-    return for_others(tensors, here) if len(tensors) > 1 else total(tensors) * (here.size - 1) // here.size
+def _all_gather(issued: Issued, here: Group) -> Told:
+    own, everybodys = issued.input_tensors, issued.output_tensors
+    if len(everybodys) == len(own):
+        name = "all_gather_into_tensor" if len(own) == 1 else "all_gather_into_tensor_coalesced"
+    else:
+        name = "all_gather" if len(own) == 1 else "all_gather_coalesced"
+    return name, total(everybodys)
 
 
-def _gathered(event: Any, here: Group) -> int:
-    return for_others(event.output_tensors, here) if event.root == here.rank else 0
+def _reduce_scatter(issued: Issued, here: Group) -> Told:
+    everybodys = issued.input_tensors
+    if len(everybodys) == len(issued.output_tensors):
+        name = "reduce_scatter_tensor" if len(everybodys) == 1 else "reduce_scatter_tensor_coalesced"
+    else:
+        name = "reduce_scatter"
+    return name, total(everybodys)
 
 
-def _scattered(event: Any, here: Group) -> int:
-    return for_others(event.input_tensors, here) if event.root == here.rank else 0
+def _all_to_all(issued: Issued, here: Group) -> Told:
+    sent = issued.input_tensors
+    if len(sent) > 1:
+        return "all_to_all", for_others(sent, here)
+    # The splits aren't told. Where as much is received as is sent they are taken to be even.
+    size = sent[0].nbytes
+    return "all_to_all_single", size - size // here.size if size == issued.output_tensors[0].nbytes else None
 
 
-def _nothing(event: Any, here: Group) -> int:
-    return 0
+def _gather(issued: Issued, here: Group) -> Told:
+    if here.rank != issued.root:
+        return "gather", 0
+    parts = issued.output_tensors
+    if len(parts) == here.size:
+        return "gather", for_others(parts, here)
+    return "gather", total(parts) - total(issued.input_tensors)
 
 
-# torch's word -> the operation of the table, the bytes of its message, and whether it is among the group's numbers.
-EVENTS: dict[str, tuple[str, Callable[[Any, Group], int], bool]] = {
-    "ALLREDUCE": ("all_reduce", _inputs, COUNTED),
-    "BROADCAST": ("broadcast", _inputs, COUNTED),
-    "REDUCE": ("reduce", _inputs, COUNTED),
-    "ALLGATHER": ("all_gather", _outputs, COUNTED),
-    "REDUCE_SCATTER": ("reduce_scatter", _inputs, COUNTED),
-    "ALLTOALL": ("all_to_all", _inputs_for_others, COUNTED),
-    "GATHER": ("gather", _gathered, COUNTED),
-    "SCATTER": ("scatter", _scattered, COUNTED),
-    "BARRIER": ("barrier", _nothing, COUNTED),
-    "SEND": ("send", _inputs, P2P),
-    "RECV": ("recv", _outputs, P2P),
+def _scatter(issued: Issued, here: Group) -> Told:
+    return "scatter", for_others(issued.input_tensors, here) if here.rank == issued.root else 0
+
+
+def _recv(issued: Issued, here: Group) -> Told:
+    return "recv", total(issued.output_tensors)
+
+
+_TOLD_APART: dict[str, Callable[[Issued, Group], Told]] = {
+    "all_reduce": _all_reduce,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+    "gather": _gather,
+    "scatter": _scatter,
+    "recv": _recv,
 }
+
+# Not messages: making one group out of another, and memory for one-sided access.
+_NOT_NUMBERED = ("split", "new_window")
+
+_ROWS = {name: row for row in OPERATIONS if row.renamed is None for name in row.native}
+
+
+class Family(NamedTuple):
+    """How calls of one of torch's names for hooks are read; `numbered`: as :class:`~ddtrace_pytorch.ledger.Cell`."""
+
+    name: str
+    numbered: bool
+    read: Callable[[Issued, Group], Told]
+
+
+def family(native: str) -> Family:
+    """The family of torch's `native` name; one that is not in the table goes by that name."""
+    row = _ROWS.get(native.lower())
+    name = row.name if row is not None else native.lower()
+    numbered = row.kind is Kind.COLLECTIVE if row is not None else name not in _NOT_NUMBERED
+    return Family(name, numbered, _TOLD_APART.get(name) or (lambda issued, here: (name, total(issued.input_tensors))))
+
+
+def exist(bindings: Any) -> bool:
+    """Whether this torch's process groups have hooks; `bindings` is ``torch._C._distributed_c10d``."""
+    return hasattr(bindings.ProcessGroup, "register_pre_hook")
 
 
 class NativeHooks:
-    """The hooks of all process groups that are :meth:`watch`-ed, until :meth:`remove`."""
+    """One hook on each process group it is told to add one to."""
 
-    def __init__(self, ledger: Ledger, in_flight: InFlight) -> None:
+    def __init__(self, bindings: Any, ledger: Ledger, in_flight: InFlight) -> None:
         self._ledger = ledger
         self._in_flight = in_flight
-        self._watched: list[weakref.ref[Any]] = []
+        # Torch keys hooks by a number that everybody picks, and the later one wins.
+        self._id = random.SystemRandom().getrandbits(62)
+        names = {int(member): name for name, member in bindings.HookOpName.__members__.items()}
+        # A list, because looking up one of these names in a dictionary takes three times as long.
+        self._families = [family(names.get(number, "unknown")) for number in range(max(names) + 1)]
 
-    @staticmethod
-    def exist(process_group_class: Any) -> bool:
-        """Whether this torch has them."""
-        return hasattr(process_group_class, "register_pre_hook")
+    def add(self, process_group: Any) -> None:
+        """Count what is issued on `process_group` from now on. Not while a collective may be issued on it."""
+        here = self._ledger.group(process_group)
+        if here is not None:
+            process_group.register_pre_hook(self._id, self._hook(here))
 
-    def watch(self, process_group: Any) -> None:
-        """Count what is issued on `process_group` from now on; a second time it changes nothing."""
-        if any(one() is process_group for one in self._watched):
-            return
-        reference = weakref.ref(process_group)
-        process_group.register_pre_hook(HOOK_ID, self._hook(reference))
-        self._watched = [one for one in self._watched if one() is not None] + [reference]
+    def remove_from(self, process_group: Any) -> None:
+        """A process group that is kept alive beyond the interpreter's end (by a Work, a reducer) and then drops a
+        Python function makes the process abort."""
+        process_group.unregister_pre_hook(self._id)
 
     def remove(self) -> None:
-        watched, self._watched = self._watched, []
-        for reference in watched:
-            process_group = reference()
+        for here in tuple(self._ledger.groups):
+            process_group = here.process_group() if here.process_group is not None else None
             if process_group is not None:
-                safely("take a hook out of a process group")(process_group.unregister_pre_hook)(HOOK_ID)
+                self.remove_from(process_group)
 
-    def _hook(self, reference: weakref.ref[Any]) -> Callable[[Any], None]:
-        local = self._in_flight.local
-        cells: dict[Any, tuple[Cell, Callable[[Any, Group], int]] | None] = {}
+    def _hook(self, here: Group) -> Callable[[Any], None]:
+        local, new_slot = self._in_flight.local, self._in_flight.new_slot
+        families, cells = self._families, dict[str, Cell]()
 
-        def count(event: Any) -> None:
-            kind = event.name
+        def find(operation: str, numbered: bool) -> Cell | None:
+            process_group = here.process_group() if here.process_group is not None else None
+            if process_group is None:
+                return None
+            cell = self._ledger.cell(operation, How.NATIVE, numbered, process_group)
+            if cell is not None:
+                cells[operation] = cell
+            return cell
+
+        def count(issued: Any) -> None:
+            name, numbered, read = families[issued.name]
             try:
-                found = cells[kind]
-            except KeyError:
-                found = cells[kind] = self._cell(kind, reference())
-            if found is None:
+                operation, size = read(issued, here)
+            except Exception:  # a tensor without a size, such as a sparse one
+                operation, size = name, None
+            cell = cells.get(operation) or find(operation, numbered)
+            if cell is None:
                 return
-            cell, size_of = found
-            here = cell.group
-            size = size_of(event, here)
+            if size is None:
+                size = 0
+                cell.unsized += 1
+            # Straight-line, as in the wrappers: see ddtrace_pytorch.ledger. There is no time to put into a bucket.
             cell.buckets[0] += 1
             cell.bytes += size
-            if cell.numbered:
+            if numbered:
                 here.calls += 1
 
-        count_safely = safely("count what a process group issued")(count)
-
-        def hook(event: Any) -> None:
-            # Of the calls that a wrapper made, which are most, only this much.
+        def hook(issued: Any) -> None:
             try:
-                if local.slot.call is not None:
-                    return
+                slot = local.slot
             except AttributeError:
-                pass  # a thread that never called a wrapper
-            count_safely(event)
+                slot = new_slot()
+            if slot.call is None:
+                try:
+                    count(issued)
+                except Exception as error:
+                    complain(error)
 
         return hook
 
-    def _cell(self, kind: Any, process_group: Any) -> tuple[Cell, Callable[[Any, Group], int]] | None:
-        name, size_of, numbered = EVENTS.get(kind.name, (kind.name.lower(), _nothing, P2P))
-        cell = self._ledger.cell(name, How.NATIVE, numbered, process_group)
-        return None if cell is None else (cell, size_of)
+
+@safely("count a collective that torch issued by itself")
+def complain(error: Exception) -> None:
+    """Say so, once. What counts isn't made safe as a whole, because that takes as long as the counting."""
+    raise error

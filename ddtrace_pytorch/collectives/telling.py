@@ -100,6 +100,11 @@ def summary_facts(cell: Cell, told: Totals, slowest: int, at: str | None) -> dic
         "collective.count": told.calls,
         "collective.bytes": told.bytes,
     }
+    facts |= {
+        name: many
+        for name, many in {"collective.errors": told.errors, "collective.unsized": told.unsized}.items()
+        if many
+    }
     if cell.how is How.NATIVE:
         return facts
     facts |= {
@@ -115,11 +120,6 @@ def summary_facts(cell: Cell, told: Totals, slowest: int, at: str | None) -> dic
         facts["collective.slowest_at"] = at
     if cell.how is How.ISSUED:
         facts |= {"collective.waits": told.waits, "collective.wait_ms.total": told.waited / 1e6}
-    facts |= {
-        name: many
-        for name, many in {"collective.errors": told.errors, "collective.unsized": told.unsized}.items()
-        if many
-    }
     if source == "completion":
         facts |= bandwidths(cell.operation, here.size, told.bytes, told.time)
     return facts
