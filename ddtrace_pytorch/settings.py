@@ -212,7 +212,7 @@ TABLE: tuple[Setting, ...] = (
         "instrument",
         _one_of("auto", "in_place", "wrapt", "hooks"),
         "auto",
-        "How collectives are seen; `auto` takes the best this torch has, the other words force one way.",
+        "How collectives are seen: `in_place`, `wrapt`, `hooks` (from torch 2.14 on), or `auto`, the best there is.",
     ),
     Setting(
         "DD_PYTORCH_NVTX",

@@ -7,6 +7,7 @@ import functools
 import inspect
 import itertools
 import pickle
+import sys
 import traceback
 from collections.abc import Callable
 from types import FunctionType, ModuleType
@@ -307,6 +308,26 @@ def test_the_fallback_wraps_in_both_modules_and_gives_both_back(
         back()
     assert first.operation is function
     assert second.operation is function
+
+
+def test_a_proxy_passes_for_the_function_where_wrapts_own_does_not(counting: Around, calls: list[Any]) -> None:
+    module, function = sys.modules[__name__], plain
+    plainly = pickle.dumps(function)
+    undo = in_place.wrap((module,), "plain", counting)
+    proxy = module.plain
+    assert isinstance(proxy, in_place.Proxy)
+    assert copy.copy(proxy) is copy.deepcopy({"held": proxy})["held"] is proxy
+    assert pickle.dumps(proxy) == plainly
+    assert pickle.loads(plainly) is proxy
+    assert functools.partial(pickle.loads(pickle.dumps(functools.partial(proxy, 1))))() == (1, 2, 3)
+    holder = type("Holder", (), {"method": proxy})()
+    assert holder.method(5) == (holder, 5, 3), "bound, as a function would be"
+    assert type(holder).method is proxy
+    for back in undo:
+        back()
+    assert module.plain is function
+    assert pickle.loads(pickle.dumps(proxy)) is function, "held beyond the end"
+    assert len(calls) == 2
 
 
 @pytest.mark.parametrize("leaving", itertools.permutations(range(3)))
