@@ -91,9 +91,28 @@ class Job:
         return (self.directory / "stdout").read_text(errors="replace")
 
     def kill(self) -> None:
+        """End the job and all it started: torchrun gives each worker a process group of its own."""
+        for pid in (*_descendants(self.process.pid), self.process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+
+def _descendants(pid: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            # After the name, which may hold anything: state, parent.
+            parent = int(status.read_text(errors="replace").rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(status.parent.name))
+    found, unseen = [], [pid]
+    while unseen:
+        born = children.get(unseen.pop(), [])
+        found += born
+        unseen += born
+    return found
 
 
 class Jobs:
