@@ -8,25 +8,31 @@ from typing import Any
 
 from ddtrace_pytorch.collectives import in_place
 
-# What everything else that makes or ends a group goes through (new_subgroups, init_device_mesh), and where torch knows
-# the ranks of a new one; the default group is made before there is a session.
+# What every group but the default one comes out of, whole and known to torch: `new_group` (the only one in 2.0),
+# `new_subgroups` and `init_device_mesh` call one of them.
 MAKERS = ("_new_group_with_tag", "split_group", "shrink_group")
+DEFAULT_MAKER = "init_process_group"
 ENDERS = ("destroy_process_group", "_abort_process_group")
 
 
 def watch(
-    distributed: Any, made: Callable[[Any], object], going: Callable[[Any], object] | None = None
+    distributed: Any,
+    made: Callable[[Any], object],
+    going: Callable[[Any], object] | None = None,
+    *,
+    default: bool = False,
 ) -> list[Callable[[], None]]:
     """Call ``made(process group)`` after one was made that this rank is in, and ``going(process group)`` before one is
-    ended (None: all of them are). Both must not raise. Gives what undoes it."""
+    ended (None: all of them are). Both must not raise. With `default`, the default group too. Gives what undoes it."""
     c10d = distributed.distributed_c10d
 
     def around_maker(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def make(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
-            if isinstance(result, c10d.ProcessGroup):
-                made(result)
+            group = c10d.GroupMember.WORLD if original.__name__ == DEFAULT_MAKER else result
+            if isinstance(group, c10d.ProcessGroup):  # torch's marks for "not a member" are none
+                made(group)
             return result
 
         return make
@@ -40,11 +46,11 @@ def watch(
 
         return end
 
-    layers = [(name, around_maker) for name in MAKERS]
+    makers = [name for name in MAKERS if hasattr(c10d, name)] or ["new_group"]
+    layers = [(name, around_maker) for name in makers + [DEFAULT_MAKER] * default]
     if going is not None:
-        layers += [(name, around_ender) for name in ENDERS]
+        layers += [(name, around_ender) for name in ENDERS if hasattr(c10d, name)]
     undo: list[Callable[[], None]] = []
     for name, around in layers:
-        if hasattr(c10d, name):
-            undo += in_place.place(distributed, name, around)[0]
+        undo += in_place.place(distributed, name, around)[0]
     return undo

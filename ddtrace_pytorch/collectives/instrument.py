@@ -27,7 +27,10 @@ from ddtrace_pytorch.ledger import Ledger
 class Instrument:
     """The instrumented functions; `in_flight` tells who is in a collective right now."""
 
-    def __init__(self, torch: Any, ledger: Ledger, groups: TorchGroups, forced: str = "auto") -> None:
+    def __init__(
+        self, torch: Any, ledger: Ledger, groups: TorchGroups, forced: str = "auto", wraps: bool = False
+    ) -> None:
+        """`wraps`: there are other functions of torch that had to be wrapped."""
         self.in_flight = InFlight()
         self._distributed = torch.distributed
         self._bindings = torch._C._distributed_c10d
@@ -40,7 +43,7 @@ class Instrument:
         self._hooks: NativeHooks | None = None
         self._undo: list[Callable[[], None]] = []
         self._undo_listening: list[Callable[[], None]] = []
-        self._wraps = False
+        self._wraps = wraps
 
     @property
     def in_use(self) -> str:

@@ -40,14 +40,16 @@ LAST_DUMP_SECONDS = 0.8
 class Collectives:
     """What this rank says to the others, from :meth:`open` to :meth:`close`."""
 
-    def __init__(self, torch: Any, settings: Settings, clock: Clock, span: RankSpan, exporter: Exporter) -> None:
+    def __init__(
+        self, torch: Any, settings: Settings, clock: Clock, span: RankSpan, exporter: Exporter, wraps: bool
+    ) -> None:
         self._clock = clock
         self._span = span
         self._exporter = exporter
         self._service = settings.service
         self._groups = TorchGroups(torch.distributed)
         self.ledger = Ledger(self._groups, round(settings.slow_ms * MILLISECOND), _each(settings.collectives))
-        self.instrument = Instrument(torch, self.ledger, self._groups, settings.instrument)
+        self.instrument = Instrument(torch, self.ledger, self._groups, settings.instrument, wraps)
         self._markers = safely("mark collectives")(markers)(settings, torch, self._node_of)
         placeholder = getattr(torch.distributed.distributed_c10d, "_IllegalWork", ())
         self._callbacks = Callbacks(self.instrument, clock, placeholder)
