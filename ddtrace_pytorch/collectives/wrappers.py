@@ -39,7 +39,7 @@ def make(_original, _waited, _issued, _find, _local, _new_slot, _track):
             _cell = _find({deferred}, group)
             if _cell is None or _slot.call is not None:
                 try:
-                    return _inside(_slot.call, _cell, {arguments})
+                    return _inside(_slot, _cell, {arguments})
                 except _BaseException as _error:
                     _leave_no_trace(_error)
                     raise
@@ -70,14 +70,20 @@ def make(_original, _waited, _issued, _find, _local, _new_slot, _track):
             _cell.note(_started, _took, _size, _key)
         return _result
 
-    def _inside(_outer, _cell, {arguments}):
+    def _inside(_slot, _cell, {arguments}):
+        _outer = _slot.call
+        _counts = _cell is not None and _outer.__class__ is _Composite
         _started = _now()
+        if _counts:
+            _slot.call = _cell  # what this calls in turn is part of it
         try:
             _result = _original({arguments})
         except _BaseException as _error:
             _leave_no_trace(_error)
             raise
-        if _cell is not None and _outer.__class__ is _Composite:
+        finally:
+            _slot.call = _outer
+        if _counts:
             here = _cell.group
             try:
                 _size = {size}

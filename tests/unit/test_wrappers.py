@@ -349,3 +349,27 @@ def test_a_warning_in_the_callers_name_comes_from_where_it_came_without_us(ledge
     assert warned() == before
     assert len(before) == 1
     assert only(ledger).count == 2
+
+
+def test_what_a_part_calls_in_turn_is_not_another_part(ledger: Ledger) -> None:
+    in_flight = InFlight()
+
+    def isend(tensor: Any, dst: Any = None, group: Any = None, tag: int = 0) -> Any:
+        return Work()
+
+    inner = wrapped(ledger, "isend", isend, in_flight)
+
+    def send(tensor: Any, dst: Any = None, group: Any = None, tag: int = 0) -> None:
+        inner(tensor, dst, group, tag)  # as torch's own does
+
+    middle = wrapped(ledger, "send", send, in_flight)
+
+    def send_object_list(object_list: Any, dst: Any = None, group: Any = None, device: Any = None) -> None:
+        middle(Tensor(8), dst, group)
+        middle(Tensor(5), dst, group)
+
+    composites.objects(BY_NAME["send_object_list"], ledger, in_flight)(send_object_list)([1], 1)
+    (here,) = ledger.groups
+    assert here.cells["send_object_list", How.WAITED].bytes == 13
+    assert here.calls == 0
+    assert not in_flight.taken()
