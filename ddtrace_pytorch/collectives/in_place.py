@@ -195,7 +195,7 @@ def wrap(modules: Sequence[Any], name: str, around: Around) -> list[Undo]:
     return undo
 
 
-class Proxy(wrapt.FunctionWrapper):  # type: ignore[type-arg]
+class Proxy(wrapt.FunctionWrapper):
     """Passes for the function it wraps where wrapt's own doesn't: it can be pickled, copied, and bound as a method."""
 
     def __reduce_ex__(self, protocol: object) -> Any:
