@@ -25,6 +25,8 @@ from ddtrace_pytorch.threads import leave_signals_to_others
 ASK_AGAIN_SECONDS = 60.0
 FRESH_SECONDS = 1.0
 SPANS_HELD = 1_000
+# On their way to an Agent that answers; more than that only while the writer is held up.
+SPANS_QUEUED = 16_384
 
 # One span that a user's trace filter chokes on must not keep the others.
 _send = safely("send a span to the Agent")(agent.send)
@@ -71,7 +73,10 @@ class Exporter:
     def put_span(self, span: SpanRecord, logged: bool = True) -> None:
         """Queue one span for the Agent and, unless it is told there otherwise or not at all, for the run log."""
         if self._settings.to_agent:
-            self._spans.append(span)
+            if len(self._spans) < SPANS_QUEUED:
+                self._spans.append(span)
+            else:
+                self._spans_lost += 1
         if logged:
             self._records.put(span.as_log_record())
         self.wake()

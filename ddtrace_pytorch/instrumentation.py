@@ -191,12 +191,13 @@ class Instrumentation:
         lifecycle, distributed = self.lifecycle, self._torch.distributed
 
         @functools.wraps(original)
-        def destroy_process_group(group: Any = None) -> Any:
+        def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
+            group = args[0] if args else kwargs.get("group")
             if group is not None and group is not distributed.group.WORLD:
-                return original(group)
+                return original(*args, **kwargs)
             on_its_way = sys.exc_info()[1]
             lifecycle.group_going()
-            result = original(group)
+            result = original(*args, **kwargs)
             lifecycle.close(End("destroyed") if on_its_way is None else End("exception", on_its_way))
             return result
 

@@ -9,7 +9,6 @@ are generated (:mod:`ddtrace_pytorch.collectives.wrappers`) and have these lines
 from __future__ import annotations
 
 import sys
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -136,22 +135,31 @@ class Cell:
         self.waits = self.waited = 0
         # A call longer than `slow` is told of by itself; one longer than `notable` is worth a look: the lesser of
         # `slow` and `slowest`.
-        self.slow = ledger.slow_for(self)
-        self.notable = min(self.slow, self.slowest)
+        self.find_slow()
 
     @property
     def count(self) -> int:
         """How many calls there were; each is in one of the buckets."""
         return sum(self.buckets)
 
-    def add(self, started: int, took: int, size: int) -> None:
-        """Count one call, from a place that isn't generated."""
+    def find_slow(self) -> None:
+        """Say anew what is slow, by what has been counted."""
+        self.slow = self.ledger.slow_for(self)
+        self.notable = min(self.slow, self.slowest)
+
+    def take_slowest(self) -> tuple[int, CodeType | None, int]:
+        """The longest call since the last time (0: there was none), and the code and instruction that made it."""
+        slowest, code, instruction = self.slowest, self.slowest_code, self.slowest_at
+        self.slowest = self.notable = -1
+        return max(slowest, 0), code, instruction
+
+    def add(self, started: int, took: int, size: int, key: int = 0) -> None:
+        """Count one call, from a place that isn't generated; `key` is its number on the group, if it has one."""
         bucket = took.bit_length()
         here = self.group
         self.buckets[bucket] += 1
         self.time += took
         self.bytes += size
-        key = here.calls
         if took > self.notable or (self.numbered and key >= here.sampled):
             self.note(started, took, size, key)
 
@@ -179,7 +187,7 @@ class Cell:
 
 def users_frame(frame: FrameType | None) -> FrameType | None:
     """The first frame outside of torch's and our own code, going outwards."""
-    while frame is not None and _is_inside(frame.f_globals.get("__name__") or ""):
+    while frame is not None and _is_inside(str(frame.f_globals.get("__name__"))):
         frame = frame.f_back
     return frame
 
@@ -219,8 +227,9 @@ class Groups(Protocol):
 class Ledger:
     """All cells of one session, and what was noted since the last beat.
 
-    Nothing here keeps a process group alive. One that dies leaves every :class:`Line` at once, so that its id is never
-    taken for that of its successor.
+    There is no lock, which a signal handler or a forked child could find taken: where two threads meet a group at once,
+    ``setdefault`` decides. Nothing here keeps a process group alive. One that dies leaves every :class:`Line` at once,
+    so that its id is never taken for that of its successor.
     """
 
     def __init__(self, groups: Groups, slow: int = NEVER, each: Callable[[Group], bool] = lambda here: False) -> None:
@@ -234,7 +243,6 @@ class Ledger:
         self._slow = slow
         self._each = each
         self._ask = groups
-        self._lock = threading.Lock()
         self._lines: dict[tuple[str, How], Line] = {}
         self._known: dict[int, Group] = {}
         self._closed = False
@@ -248,41 +256,40 @@ class Ledger:
 
         None if this rank is not in the group, or the ledger is closed.
         """
-        with self._lock:
-            here = None if self._closed else self._group(process_group)
-            if here is None:
-                return None
-            found = here.cells.get((operation, how))
-            if found is None:
-                found = here.cells[operation, how] = Cell(self, operation, here, how, numbered)
-            line = self.line(operation, how)
-            if process_group is None:
-                line.default = found
-            else:
-                line.others[id(process_group)] = found
-            return found
+        here = self.group(process_group)
+        if here is None:
+            return None
+        found = here.cells.get((operation, how))
+        if found is None:
+            found = here.cells.setdefault((operation, how), Cell(self, operation, here, how, numbered))
+        line = self.line(operation, how)
+        if process_group is None:
+            line.default = found
+        else:
+            line.others[id(process_group)] = found
+        return found
 
     def group(self, process_group: Any) -> Group | None:
         """The group of `process_group` (None: the default one); None if this rank is not in it."""
-        with self._lock:
-            return None if self._closed else self._group(process_group)
-
-    def _group(self, process_group: Any) -> Group | None:
+        if self._closed:
+            return None
         actual = self._ask.actual(process_group)
         known = self._known.get(id(actual))
         if known is None:
-            known = self._ask.describe(actual)
-            if known is not None:
-                known.process_group = weakref.ref(actual, _Farewell(self, id(actual), known))
-                self._known[id(actual)] = known
-                self.groups.append(known)
+            met = self._ask.describe(actual)
+            if met is None:
+                return None
+            met.process_group = weakref.ref(actual, _Farewell(self, id(actual), met))
+            known = self._known.setdefault(id(actual), met)
+            if known is met:
+                self.groups.append(met)
         return known
 
     def slow_for(self, cell: Cell) -> int:
         """From how many ns on a call of `cell` is noted by itself."""
         if self._each(cell.group):
             return -1
-        return max(self._slow, round(8 * percentile(cell.buckets, 0.99, cell.slowest))) if cell.count else self._slow
+        return max(self._slow, round(8 * percentile(cell.buckets, 0.99, NEVER))) if cell.count else self._slow
 
     def remember(self, note: Note) -> None:
         if len(self.notes) < NOTABLE_HELD:
@@ -312,17 +319,15 @@ class Ledger:
                 here.level = level_for(calls - before, max(1, SAMPLES_A_BEAT // busy))
                 here.sampled = following(here.calls, here.level)
             for cell in tuple(here.cells.values()):
-                cell.slow = self.slow_for(cell)
-                cell.notable = min(cell.slow, cell.slowest)
+                cell.find_slow()
 
     def close(self) -> None:
         """From here on nothing is counted."""
-        with self._lock:
-            self._closed = True
-            for line in self._lines.values():
-                line.default = None
-                line.others.clear()
-            self._known.clear()
+        self._closed = True
+        for line in tuple(self._lines.values()):
+            line.default = None
+            line.others.clear()
+        self._known.clear()
 
     def forget(self, here: Group) -> None:
         """Drop a group that is gone, once its totals are told."""
@@ -343,8 +348,7 @@ class _Farewell:
         self._group = group
 
     def __call__(self, _: object) -> None:
-        # Runs wherever the last reference is dropped, perhaps inside of Ledger.cell: so without its lock. Each step
-        # is one that the interpreter does in one go.
+        # Runs wherever the last reference is dropped; each step is one that the interpreter does in one go.
         ledger = self._ledger()
         if ledger is not None:
             ledger._known.pop(self._identity, None)

@@ -125,7 +125,7 @@ class Lifecycle:
         self._hears_multiprocessing = False
         self.steps.begin_anew()
         if session is not None:
-            session.abandon()
+            safely("leave the parent's session")(session.abandon)()
         safely("hear signals")(self._handler.renew)()
         self.after_fork()
 

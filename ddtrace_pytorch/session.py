@@ -77,7 +77,7 @@ class Session:
         self._exporter = Exporter(settings, member.rank, self._clock, self._identity, self._run_ids)
         self._collectives: Collectives | None = None
         if member.store is not None and settings.collectives != "off":
-            self._collectives = Collectives(
+            self._collectives = safely("prepare to count collectives")(Collectives)(
                 sys.modules["torch"], settings, self._clock, self.span, self._exporter, wraps=instrument == "wrapt"
             )
         self._store_thread = threading.Thread(target=self._meet, name="ddtrace_pytorch.store", daemon=True)

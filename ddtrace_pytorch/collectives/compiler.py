@@ -18,8 +18,7 @@ def see_through(ours: Any, original: Any) -> None:
 
 def compiling() -> Callable[[], bool]:
     """What tells a function whether it is Dynamo that reads it."""
-    torch: Any = sys.modules["torch"]
-    compiler = getattr(torch, "compiler", None)
+    compiler = getattr(sys.modules.get("torch"), "compiler", None)
     return getattr(compiler, "is_dynamo_compiling", None) or (lambda: False)
 
 

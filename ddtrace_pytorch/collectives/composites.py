@@ -52,7 +52,7 @@ class Composite:
 def objects(operation: Operation, ledger: Ledger, in_flight: InFlight) -> Callable[..., Any]:
     """What makes the wrapper of a `*_object` function: one call, whose size is what the calls inside move."""
     cell_of = safely("look up a process group")(ledger.cell)
-    numbered = operation.root is None or ("send" not in operation.function and "recv" not in operation.function)
+    numbered = operation.numbered
 
     def around(original: Callable[..., Any]) -> Callable[..., Any]:
         group_of = _group_argument(original)
@@ -70,6 +70,7 @@ def objects(operation: Operation, ledger: Ledger, in_flight: InFlight) -> Callab
                     leave_no_trace(error)
                     raise
             whole = Composite(cell)
+            number = cell.group.calls + 1 if numbered else 0
             slot.started = whole.started
             slot.call = whole
             try:
@@ -81,7 +82,7 @@ def objects(operation: Operation, ledger: Ledger, in_flight: InFlight) -> Callab
             finally:
                 slot.call = None
             cell.unsized += whole.unsized
-            cell.add(whole.started, monotonic_ns() - whole.started, whole.size)
+            cell.add(whole.started, monotonic_ns() - whole.started, whole.size, number)
             return result
 
         return composite
@@ -152,7 +153,7 @@ def coalescing(operation: Operation, ledger: Ledger, in_flight: InFlight, track:
             track(work, cell)
         cell.unsized += whole.unsized
         cell.group.calls += 1
-        cell.add(ending, took, whole.size)
+        cell.add(ending, took, whole.size, cell.group.calls)
 
     return around
 

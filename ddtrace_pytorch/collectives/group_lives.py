@@ -39,10 +39,11 @@ def watch(
 
     def around_ender(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def end(group: Any = None) -> Any:
+        def end(*args: Any, **kwargs: Any) -> Any:
+            group = args[0] if args else kwargs.get("group")
             if going is not None and (group is None or isinstance(group, c10d.ProcessGroup)):
                 going(None if group is c10d.GroupMember.WORLD else group)
-            return original(group)
+            return original(*args, **kwargs)
 
         return end
 

@@ -25,7 +25,7 @@ class TorchGroups:
     def describe(self, process_group: Any) -> Group | None:
         if not self.is_member(process_group):
             return None
-        ranks = self._ranks(process_group)
+        ranks = self.ranks(process_group)
         group = Group(
             name=str(process_group.group_name),
             label=self._label(process_group),
@@ -58,7 +58,8 @@ class TorchGroups:
         """Whether that is a group with this rank in it; for others torch has marks of several kinds."""
         return isinstance(process_group, self._c10d.ProcessGroup)
 
-    def _ranks(self, process_group: Any) -> tuple[int, ...]:
+    def ranks(self, process_group: Any) -> tuple[int, ...]:
+        """The global ranks in the group, in its order."""
         try:
             return tuple(self._distributed.get_process_group_ranks(process_group))
         except KeyError:  # made by hand, without torch's register
@@ -66,9 +67,11 @@ class TorchGroups:
 
     def _backend(self, process_group: Any) -> str:
         try:
-            return str(self._distributed.get_backend(process_group))
+            named = str(self._distributed.get_backend(process_group))
         except (KeyError, ValueError):
-            return str(process_group.name())
+            named = "undefined"
+        # So torch calls it where `init_process_group` was told no backend.
+        return str(process_group.name()).lower() if named == "undefined" else named
 
     def _label(self, process_group: Any) -> str:
         """``world``, a mesh's dimension (``dp``), what the user called it, or torch's own name."""

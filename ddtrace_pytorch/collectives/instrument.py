@@ -39,6 +39,7 @@ class Instrument:
         self._groups = groups
         self._forced = forced
         self._waits = Waits(torch.distributed.distributed_c10d.Work, self.in_flight)
+        self._track = safely("follow an asynchronous collective")(self._waits.track)
         self._listening = Listening(ledger)
         self._hooks: NativeHooks | None = None
         self._undo: list[Callable[[], None]] = []
@@ -86,6 +87,10 @@ class Instrument:
     def _born(self, process_group: Any) -> None:
         self._groups.born(process_group)
         self._meet(process_group)
+        here = self._ledger.group(process_group)
+        if here is not None:
+            # The Pulse may have met it before torch knew its ranks.
+            here.ranks = self._groups.ranks(process_group)
 
     @safely("take the hook off a process group")
     def _leave(self, process_group: Any) -> None:
@@ -136,6 +141,6 @@ class Instrument:
         if operation.kind is Kind.OBJECTS:
             return composites.objects(operation, self._ledger, self.in_flight)
         if operation.kind is Kind.COALESCING:
-            return composites.coalescing(operation, self._ledger, self.in_flight, self._waits.track)
+            return composites.coalescing(operation, self._ledger, self.in_flight, self._track)
         public = getattr(self._distributed.distributed_c10d, operation.function, None)
-        return wrappers.leaf(operation, public, self._ledger, self.in_flight, self._waits.track)
+        return wrappers.leaf(operation, public, self._ledger, self.in_flight, self._track)

@@ -132,8 +132,6 @@ class Listening:
     def _reader(self, operation: Operation) -> Callable[[Mapping[str, Any], str | None], Call | None]:
         size_of = compile(operation.size, f"<size of {operation.function}>", "eval")
         deferred = compile(operation.deferred, f"<{operation.function} is deferred>", "eval")
-        between_two = operation.kind is Kind.P2P or operation.function in ("send_object_list", "recv_object_list")
-        numbered = operation.kind in (Kind.COLLECTIVE, Kind.OBJECTS) and not between_two
 
         def read(arguments: Mapping[str, Any], batch: str | None) -> Call | None:
             group = self._ledger.group(arguments["group"])
@@ -148,7 +146,7 @@ class Listening:
                 operation=operation,
                 group=group,
                 size=size,
-                number=group.calls + 1 if numbered else 0,
+                number=group.calls + 1 if operation.numbered else 0,
                 root=self._root(operation, arguments, group),
                 deferred=bool(eval(deferred, names)),
                 started=monotonic_ns(),

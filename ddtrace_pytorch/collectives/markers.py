@@ -17,7 +17,6 @@ from typing import Any, Protocol
 
 from ddtrace_pytorch.border import warn_once
 from ddtrace_pytorch.collectives.listening import BATCH, Call
-from ddtrace_pytorch.collectives.surface import Kind
 from ddtrace_pytorch.collectives.telling import place
 from ddtrace_pytorch.ledger import users_frame
 from ddtrace_pytorch.settings import Settings
@@ -152,7 +151,7 @@ def rank_of(call: Call) -> int:
 
 def leads(call: Call) -> bool:
     """Whether this rank speaks for the call: the root, else the group's first; both ends of a transfer."""
-    if call.operation.kind is Kind.P2P:
+    if call.operation.between_two:
         return True
     return rank_of(call) == (call.group.ranks[0] if call.root is None else call.root)
 
@@ -160,7 +159,7 @@ def leads(call: Call) -> bool:
 def crosses_nodes(call: Call, node_of: NodeOf) -> bool:
     """Whether data goes from one node to another. Where a peer's node isn't known, the group's answer has to do."""
     peers = [one.peer for one in call.transfers] if call.operation is BATCH else [call.root]
-    if call.operation.kind is not Kind.P2P:
+    if not call.operation.between_two:
         return bool(call.group.crosses_nodes)
     here = node_of(rank_of(call))
     for peer in peers:
@@ -186,8 +185,7 @@ def our_fields(call: Call, line: str | None) -> Fields:
     if call.number:
         fields["seq"] = call.number
     if call.operation.root is not None:
-        between_two = call.operation.kind is Kind.P2P or "send" in call.operation.name or "recv" in call.operation.name
-        fields["peer" if between_two else "root"] = call.root
+        fields["peer" if call.operation.between_two else "root"] = call.root
     if call.operation is BATCH:
         fields["transfers"] = len(call.transfers)
     fields |= {"async": call.deferred, "device": None if device is None else str(device), "line": line}
@@ -219,7 +217,7 @@ def their_fields(call: Call, line: str | None, device: int | None, now: float, o
     if call.arguments.get("group") is not None:
         fields["group_ranks"] = call.group.ranks
     if call.root is not None:
-        fields["peer_rank" if call.operation.kind is Kind.P2P else "root_rank"] = call.root
+        fields["peer_rank" if call.operation.between_two else "root_rank"] = call.root
     if call.batch is not None:
         fields["correlation_id"] = call.batch
     return fields

@@ -1,6 +1,8 @@
 """Collectives of one session: the ledger, the instrumented functions, and what is told of them and when.
 
-The training threads only add to the ledger; everything here runs on the Pulse, or while the session opens and closes.
+The training threads only add to the ledger. What is here runs on the Pulse, while the session opens and closes (also on
+the thread that destroys a group, which is the last that can ask it anything), and, for what the flight recorder adds, on
+a thread of its own.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ from ddtrace_pytorch.threads import leave_signals_to_others
 MILLISECOND = 1_000_000
 # In between, a thread that was about to count a call does so.
 MOMENT_SECONDS = 0.001
+# How long a look waits for another one to end.
+LOOK_SECONDS = 0.5
 # At the end of a session: for what the flight recorder has to say.
 LAST_DUMP_SECONDS = 0.8
 
@@ -79,13 +83,14 @@ class Collectives:
 
     def _place_groups(self) -> None:
         for here in tuple(self.ledger.groups):
+            if here.crosses_nodes is not None:
+                continue
             alive = here.process_group and here.process_group()
-            if here.crosses_nodes is None and alive is not None:
+            if alive is not None:
                 here.crosses_nodes = self._groups.crosses_nodes(alive)
                 # In the mode that asks for them, its calls are told of from now on.
                 for cell in tuple(here.cells.values()):
-                    cell.slow = self.ledger.slow_for(cell)
-                    cell.notable = min(cell.slow, cell.slowest)
+                    cell.find_slow()
 
     def beat(self) -> None:
         """Once a second: tell of the calls that are told of one by one."""
@@ -121,13 +126,22 @@ class Collectives:
     @safely("look at the process groups")
     def look(self) -> None:
         """Read torch's own counts, while the groups are still there."""
-        with self._looking:
-            for process_group in self._groups.all():
-                self.ledger.group(process_group)
+        # Not for long: a signal handler may come here while its own thread is here already.
+        if not self._looking.acquire(timeout=LOOK_SECONDS):
+            return
+        try:
+            self._meet_groups()
             first = self._readings()
             time.sleep(MOMENT_SECONDS)
             for here, second in self._readings().items():
                 self._histories[here].add(first.get(here, second), second)
+        finally:
+            self._looking.release()
+
+    def _meet_groups(self) -> None:
+        # A method of its own, so that no local variable keeps a group alive that is being destroyed.
+        for process_group in self._groups.all():
+            self.ledger.group(process_group)
 
     def _readings(self) -> dict[Group, Reading]:
         found = {}
@@ -164,7 +178,9 @@ class Collectives:
         Where the flight recorder has something to add, a thread asks it and tells when it has answered; the `last`
         time that is waited for.
         """
-        with self._telling:
+        if not self._telling.acquire(timeout=LOOK_SECONDS):
+            return
+        try:
             self.look()
             began, self._told_at = self._told_at, self._clock.now()
             summary = _Summary(self, began, self._told_at)
@@ -179,8 +195,12 @@ class Collectives:
                     summary.groups.append((here, history.backend, share, history.take(last or gone)))
                 if gone:
                     self.ledger.forget(here)
+                    for cell in tuple(here.cells.values()):
+                        self._told.pop(cell, None)
                     self._histories.pop(here, None)
             self._complete(summary, last)
+        finally:
+            self._telling.release()
 
     def _complete(self, summary: _Summary, last: bool) -> None:
         asked = self._recorder_thread
@@ -232,10 +252,9 @@ class Collectives:
         if not (told.calls or told.errors or told.waits):
             return
         self._told[cell] = now
-        slowest, code, instruction = cell.slowest, cell.slowest_code, cell.slowest_at
-        cell.slowest = -1
+        slowest, code, instruction = cell.take_slowest()
         at = telling.place(code, instruction) if code is not None else None
-        facts = telling.summary_facts(cell, told, max(slowest, 0), at) | share.facts()
+        facts = telling.summary_facts(cell, told, slowest, at) | share.facts()
         buckets = {str(bucket): many for bucket, many in enumerate(told.buckets) if many}
         more = {"how": cell.how.value, "buckets": buckets}
         if _is_timed_by_recorder(cell):

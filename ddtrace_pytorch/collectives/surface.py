@@ -67,6 +67,16 @@ class Operation:
     native: tuple[str, ...] = ()
 
     @property
+    def between_two(self) -> bool:
+        """Whether it is a transfer between two ranks, which the others know nothing of."""
+        return self.kind is Kind.P2P or self.function in ("send_object_list", "recv_object_list")
+
+    @property
+    def numbered(self) -> bool:
+        """Whether its calls have a number that all ranks of the group agree on."""
+        return self.kind in (Kind.COLLECTIVE, Kind.OBJECTS, Kind.COALESCING) and not self.between_two
+
+    @property
     def name(self) -> str:
         return self.spelling or self.function
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from time import monotonic_ns
@@ -26,11 +27,14 @@ class Waits:
         self._pending: dict[weakref.ref[Any], Cell] = {}
         self._undo: Callable[[], None] | None = None
         self._removed = False
+        self._installing = threading.Lock()
 
     def track(self, work: Any, cell: Cell) -> None:
         """`work` is that of a call counted in `cell`."""
-        if self._undo is None and not self._removed:
-            self._undo = self._install()
+        if self._undo is None:
+            with self._installing:
+                if self._undo is None and not self._removed:
+                    self._undo = self._install()
         self._pending[weakref.ref(work, self._forget)] = cell
 
     def _forget(self, gone: weakref.ref[Any]) -> None:

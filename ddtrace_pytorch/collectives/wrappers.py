@@ -21,7 +21,7 @@ from ddtrace_pytorch.collectives.composites import Composite
 from ddtrace_pytorch.collectives.generated import compiled, signature_of
 from ddtrace_pytorch.collectives.in_flight import InFlight
 from ddtrace_pytorch.collectives.in_place import UnknownShape
-from ddtrace_pytorch.collectives.surface import Kind, Operation
+from ddtrace_pytorch.collectives.surface import Operation
 from ddtrace_pytorch.ledger import Cell, How, Ledger
 
 # What is to be done with the Work of a call that returned before it was complete.
@@ -36,7 +36,8 @@ def make(_original, _waited, _issued, _find, _local, _new_slot, _track):
         except _AttributeError:
             _slot = _new_slot()
         if _cell is None or _slot.call is not None:
-            _cell = _find({deferred}, group)
+            if _cell is None:
+                _cell = _find({deferred}, group)
             if _cell is None or _slot.call is not None:
                 try:
                     return _inside(_slot, _cell, {arguments})
@@ -108,7 +109,7 @@ def leaf(operation: Operation, public: Any, ledger: Ledger, in_flight: InFlight,
     def around(original: Callable[..., Any]) -> Callable[..., Any]:
         _check(operation, inspect.signature(original).parameters)
         parameters, arguments, defaults = signature_of(original)
-        numbered = operation.kind is Kind.COLLECTIVE
+        numbered = operation.numbered
         maybe = operation.deferred not in ("True", "False")
         source = _LEAF.format(
             name=original.__name__,

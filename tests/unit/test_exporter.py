@@ -101,3 +101,16 @@ def test_spans_that_were_not_sent_are_counted_in_grammar(
     fake_agent.meanwhile = lambda: [one.put_span(span(name)) for name in ("late", "later")]
     assert one.close(10)
     assert "2 spans were not sent: the session was ending" in caplog.text
+
+
+def test_spans_that_the_writer_has_no_time_for_are_counted_and_not_kept(
+    fake_agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(exporter, "SPANS_QUEUED", 10)
+    one = Exporter(load({"DD_PYTORCH_EXPORT": "agent"}), 0, Clock(), identity=dict, run=lambda: None)
+    for number in range(25):  # before it starts: a writer that is held up
+        one.put_span(span(str(number)))
+    one.start()
+    assert one.close(10)
+    assert [name for name in fake_agent.calls if name.isdigit()] == [str(number) for number in range(10)]
+    assert "15 spans were not sent" in caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import inspect
@@ -373,3 +374,68 @@ def test_what_a_part_calls_in_turn_is_not_another_part(ledger: Ledger) -> None:
     assert here.cells["send_object_list", How.WAITED].bytes == 13
     assert here.calls == 0
     assert not in_flight.taken()
+
+
+def test_what_is_slow_does_not_change_because_a_summary_was_told() -> None:
+    ledger = Ledger(Groups(), slow=1_000_000)
+    wrapped(ledger, "all_reduce", all_reduce)(Tensor(2))
+    cell = only(ledger)
+    for _ in range(200):
+        cell.add(0, 900_000, 1)
+    ledger.beat()
+    slow = cell.slow
+    assert slow > 4_000_000
+    assert cell.take_slowest()[0] >= 900_000
+    ledger.beat()
+    assert cell.slow == slow
+
+
+def test_the_slowest_since_a_summary_is_known_at_once(ledger: Ledger) -> None:
+    wrapped(ledger, "all_reduce", all_reduce)(Tensor(2))
+    cell = only(ledger)
+    cell.add(0, 900_000_000, 1)
+    assert cell.take_slowest()[0] == 900_000_000
+    assert cell.take_slowest()[0] == 0
+    cell.add(0, 5_000, 1)  # before the next beat
+    assert cell.take_slowest()[0] == 5_000
+
+
+def test_a_transfer_has_no_number() -> None:
+    ledger = Ledger(Groups(), each=lambda here: True)
+    in_flight = InFlight()
+    wrapped(ledger, "all_reduce", all_reduce, in_flight)(Tensor(1))
+
+    def isend(tensor: Any, dst: Any = None, group: Any = None, tag: int = 0) -> Any:
+        return Work()
+
+    ours = wrapped(ledger, "isend", isend, in_flight)
+
+    def batch(group: Any = None, device: Any = None, async_ops: bool = False) -> Any:
+        yield SimpleNamespace(works=[])
+
+    block = composites.coalescing(BY_NAME["_coalescing_manager"], ledger, in_flight, lambda work, cell: None)(batch)
+    with contextlib.contextmanager(block)():
+        ours(Tensor(4), 1)
+    notes, _ = ledger.take_notes()
+    assert [(note.cell.operation, note.key) for note in notes] == [("all_reduce", 1), ("isend", 0)]
+
+
+def test_two_threads_that_meet_a_group_at_once_have_one_cell() -> None:
+    groups = Groups()
+    meeting = threading.Barrier(2)
+    describe = groups.describe
+
+    def slowly(process_group: Any) -> Group | None:
+        meeting.wait(10)
+        return describe(process_group)
+
+    groups.describe = slowly  # type: ignore[method-assign]
+    ledger = Ledger(groups)
+    ours = wrapped(ledger, "all_reduce", all_reduce)
+    threads = [threading.Thread(target=ours, args=(Tensor(1),)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert only(ledger).count == 2
+    assert len(ledger.groups) == 1
