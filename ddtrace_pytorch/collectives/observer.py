@@ -1,8 +1,8 @@
 """Collectives of one session: the ledger, the instrumented functions, and what is told of them and when.
 
-The training threads only add to the ledger. What is here runs on the Pulse, while the session opens and closes (also on
-the thread that destroys a group, which is the last that can ask it anything), and, for what the flight recorder adds, on
-a thread of its own.
+The training threads only add to the ledger. What is here runs on the Pulse, while the session opens and closes (also
+on the thread that destroys a group, which is the last that can ask it anything), and, for what the flight recorder
+adds, on a thread of its own.
 """
 
 from __future__ import annotations
