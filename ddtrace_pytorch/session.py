@@ -308,6 +308,8 @@ class Session:
         if self._handler.nobody_else_wants_it():
             self._farewell()
         else:
+            if self._collectives is not None:
+                self._collectives.farewell()  # the user's handler may end the process
             self.snapshot()
             self._exporter.drain(FAREWELL_SECONDS)
         self._handler.answered()
@@ -317,6 +319,8 @@ class Session:
             if self._closed:
                 self._handler.hold(signal.SIGTERM)
                 return
+            if self._collectives is not None:
+                self._collectives.farewell()
             self._exporter.put_span(self.span.finish(self._clock.now(), End("signal:SIGTERM")))
         self._exporter.drain(FAREWELL_SECONDS)
         die(signal.SIGTERM)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from ddtrace_pytorch.cli.collectives import Group, Operation
+from ddtrace_pytorch.cli.collectives import Group, Operation, Unseen
 from ddtrace_pytorch.cli.stragglers import ALL_WAIT_FOR_ALL, Stragglers
 from ddtrace_pytorch.cli.summary import Attempt
 from ddtrace_pytorch.cli.tables import line, row, size, span, speed, table
@@ -17,6 +17,8 @@ RANKS_SHOWN = 8
 WORTH_TELLING = 0.01
 # And this much of a group's waiting has to be because of one rank for a sentence that names it.
 CLEARLY = 2 / 3
+# In fewer calls than this it may be the first one's doing, when everything is still warming up.
+CALLS_NEEDED = 5
 
 
 def render_collectives(attempt: Attempt, console: Console) -> None:
@@ -25,7 +27,11 @@ def render_collectives(attempt: Attempt, console: Console) -> None:
         return
     line(console, "")
     line(console, "Collectives", style="bold")
-    line(console, "Calls, bytes and total are one rank's; mean, p50 and p99 all ranks'; bandwidths in GB/s.")
+    if any(group.operations for group in attempt.collectives[:GROUPS_SHOWN]):
+        line(
+            console,
+            "Calls are one rank's, bytes and total the mean of the ranks, mean, p50 and p99 of all calls; GB/s.",
+        )
     for group in attempt.collectives[:GROUPS_SHOWN]:
         line(console, "")
         _render_group(group, console)
@@ -37,6 +43,8 @@ def _render_group(group: Group, console: Console) -> None:
     where = {True: ", across nodes", False: ", on one node", None: ""}[group.cross_node]
     ranks = "" if group.size is None else f"{group.size:,} rank{'' if group.size == 1 else 's'}, "
     line(console, f"{group.group}: {ranks}{group.backend}{where}; {_coverage(group)}")
+    for unseen in group.unseen:
+        line(console, _torchs_own(unseen, group.ranks_told))
     if not group.operations:
         return
     figures = ("Calls", "Bytes", "Total", "Mean", "p50", "p99", "Algbw", "Busbw")
@@ -66,6 +74,18 @@ def _render_group(group: Group, console: Console) -> None:
             line(console, f"slowest {one.operation}: {longest} on rank {one.slowest_rank} at {one.slowest_at}")
 
 
+def _torchs_own(unseen: Unseen, ranks: int) -> str:
+    """What DistributedDataParallel, functional or compiled code launched, for one rank."""
+    calls = round(unseen.calls / ranks)
+    if unseen.sized == unseen.calls:
+        known = f", {size(unseen.bytes / ranks)}"
+    elif unseen.sized:
+        known = f", {size(unseen.bytes / ranks)} in the {round(unseen.sized / ranks):,} whose size is known"
+    else:
+        known = ""
+    return f"not seen, torch's own: {calls:,} {unseen.recorded_as or 'of unknown kind'}{known} (how long isn't known)"
+
+
 def _times(one: Operation) -> list[str]:
     times = one.time_ms
     if times is None:
@@ -81,7 +101,7 @@ def _coverage(group: Group) -> str:
     if group.launched is None:
         return "torch doesn't count what it launched"
     if group.coverage == 1:
-        return f"all {group.launched:,} launched were seen"
+        return f"all {group.launched:,} launched were seen" if group.launched != 1 else "the one launched was seen"
     return f"{group.seen:,} of {group.launched:,} launched were seen"
 
 
@@ -106,7 +126,7 @@ def render_stragglers(attempt: Attempt, console: Console) -> None:
         if len(ranks) > RANKS_SHOWN:
             line(console, f"… {len(ranks) - RANKS_SHOWN:,} more ranks (--json lists all)")
     for one in told:
-        if one.late_share is not None and one.late_share >= CLEARLY:
+        if one.late_share is not None and one.late_share >= CLEARLY and one.calls >= CALLS_NEEDED:
             line(console, _sentence(one), style="red")
 
 

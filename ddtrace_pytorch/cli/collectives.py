@@ -65,12 +65,23 @@ class Operation:
 
 
 @dataclass
+class Unseen:
+    """What torch launched itself on a group and no instrument saw, summed over the ranks. `recorded_as` is what torch's
+    flight recorder calls it, null where that isn't known; of `sized` of the `calls` the size is known: `bytes`."""
+
+    recorded_as: str | None
+    calls: int
+    sized: int
+    bytes: int
+
+
+@dataclass
 class Group:
     """One process group. `group` is what a person calls it, `name` what torch does.
 
     `launched` is how many collectives torch counted on the group and `seen` how many of them were recorded, on the
     rank that saw the least part; null, and `coverage` with them, where torch doesn't count. `cross_node` is null where
-    it wasn't known.
+    it wasn't known. `ranks_told` ranks told of the group.
     """
 
     group: str
@@ -82,6 +93,8 @@ class Group:
     seen: int | None
     coverage: float | None
     operations: list[Operation]
+    unseen: list[Unseen]
+    ranks_told: int
 
 
 class Collectives(NamedTuple):
@@ -119,6 +132,8 @@ class _GroupTotals:
         self.crosses_nodes: bool | None = None
         self.cells: dict[tuple[str, str], _CellTotals] = {}
         self.waiting = Waiting()
+        self.ranks: set[int] = set()
+        self.unseen: dict[str | None, Unseen] = {}
         # By rank: what torch counted since the session began, and what was seen of it.
         self._coverage: dict[int, tuple[int, int]] = {}
 
@@ -134,7 +149,14 @@ class _GroupTotals:
         if launched is not None:
             self._coverage[rank] = int(launched), seen
         operation = text(tags, "collective.op")
-        if operation != UNSEEN:
+        self.ranks.add(rank)
+        if operation == UNSEEN:
+            name = text(tags, "collective.recorded_as") or None
+            unseen = self.unseen.setdefault(name, Unseen(name, 0, 0, 0))
+            unseen.calls += _whole(metrics, "collective.count")
+            unseen.sized += _whole(metrics, "collective.sized")
+            unseen.bytes += _whole(metrics, "collective.bytes")
+        else:
             self.cells.setdefault((operation, text(record, "how")), _CellTotals()).add(rank, record)
 
     def time(self) -> float:
@@ -153,6 +175,8 @@ class _GroupTotals:
             seen=None if least is None else least[1],
             coverage=None if least is None else _share(*least),
             operations=[cell.told(operation, how) for (operation, how), cell in in_time],
+            unseen=sorted(self.unseen.values(), key=lambda one: -one.calls),
+            ranks_told=len(self.ranks),
         )
 
 

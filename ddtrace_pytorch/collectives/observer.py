@@ -39,6 +39,8 @@ MOMENT_SECONDS = 0.001
 LOOK_SECONDS = 0.5
 # At the end of a session: for what the flight recorder has to say.
 LAST_DUMP_SECONDS = 0.8
+# The same, between a SIGTERM and its being raised again.
+FAREWELL_SECONDS = 0.3
 
 
 class Collectives:
@@ -172,11 +174,11 @@ class Collectives:
         return many
 
     @safely("sum up the collectives")
-    def summarise(self, last: bool = False) -> None:
+    def summarise(self, last: bool = False, patience: float = LAST_DUMP_SECONDS) -> None:
         """Tell the totals since the last time: one summary for each cell, and what was not seen of each group.
 
         Where the flight recorder has something to add, a thread asks it and tells when it has answered; the `last`
-        time that is waited for.
+        time that is waited for, for about `patience` seconds.
         """
         if not self._telling.acquire(timeout=LOOK_SECONDS):
             return
@@ -198,14 +200,14 @@ class Collectives:
                     for cell in tuple(here.cells.values()):
                         self._told.pop(cell, None)
                     self._histories.pop(here, None)
-            self._complete(summary, last)
+            self._complete(summary, last, patience)
         finally:
             self._telling.release()
 
-    def _complete(self, summary: _Summary, last: bool) -> None:
+    def _complete(self, summary: _Summary, last: bool, patience: float) -> None:
         asked = self._recorder_thread
         if asked is not None and last:
-            asked.join(LAST_DUMP_SECONDS)
+            asked.join(patience)
         if not summary.wants_recorder() or not self._recorder.exists or (asked is not None and asked.is_alive()):
             summary.publish(None)
             return
@@ -225,8 +227,14 @@ class Collectives:
             return
         self._recorder_thread = thread
         if last:
-            thread.join(LAST_DUMP_SECONDS)
+            thread.join(patience)
             summary.publish(None)
+
+    @safely("tell of the collectives before the end")
+    def farewell(self) -> None:
+        """The process may be about to die: tell what there is. Nobody is asked anything that may take long."""
+        self.beat()
+        self.summarise(last=True, patience=FAREWELL_SECONDS)
 
     def close(self) -> None:
         """Give torch its functions back and tell what is left."""

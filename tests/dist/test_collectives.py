@@ -183,3 +183,36 @@ def test_totals_are_told_while_the_job_runs(agent: Agent, jobs: Jobs, tmp_path: 
     for one, following in zip(spans, spans[1:], strict=False):
         assert one["start"] + one["duration"] == following["start"], "no call is left out or told twice"
     assert all(one["metrics"]["collective.count"] > 0 for one in spans)
+
+
+def test_a_terminated_rank_has_told_its_totals(agent: Agent, jobs: Jobs, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    script = """
+        import time
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        while True:
+            dist.all_reduce(torch.ones(1))
+            time.sleep(0.05)
+    """
+    env = environment(
+        agent.url, DD_PATCH_MODULES="pytorch:true", DD_PYTORCH_EXPORT="both", DD_PYTORCH_LOG_DIR=str(log)
+    )
+    job = jobs.start([*DDTRACE_RUN, *torchrun(2), jobs.script(script)], env)
+
+    def both_called() -> bool:
+        return len({beat["_file"] for beat in of_type(log, "beat") if beat.get("calls")}) == 2
+
+    until(both_called, 60, "both ranks have made calls")
+    job.process.terminate()
+    job.wait()
+    told = [one for one in of_type(log, "summary") if one["resource"] == "all_reduce"]
+    assert len({one["_file"] for one in told}) == 2
+    ranks = agent.ranks()
+    assert [rank["meta"]["pytorch.end_reason"] for rank in ranks] == ["signal:SIGTERM"] * 2
+    spans = [one for one in agent.spans("pytorch.collectives") if one["resource"] == "all_reduce"]
+    assert {one["parent_id"] for one in spans} == {rank["span_id"] for rank in ranks}
+    for one in spans:
+        assert one["metrics"]["collective.count"] > 0

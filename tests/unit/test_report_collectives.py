@@ -101,7 +101,7 @@ def attempt(place: Path) -> dict[str, Any]:
     return found
 
 
-GROUP_KEYS = "group name size backend cross_node launched seen coverage operations"
+GROUP_KEYS = "group name size backend cross_node launched seen coverage operations unseen ranks_told"
 OPERATION_KEYS = """operation how time_source ranks calls calls_least calls_most bytes time_ms algbw_gbps busbw_gbps
                     waits wait_ms errors slowest_at slowest_rank"""
 STRAGGLER_KEYS = "group name calls unmatched late_rank late_share ranks"
@@ -245,7 +245,7 @@ def test_no_line_of_a_table_is_wider_than_80_columns(tmp_path: Path) -> None:
         )  # fmt: skip
     shown = run(tmp_path)
     for line in shown.splitlines():
-        assert len(line) <= 80 or line.startswith(("slowest ", "Calls, bytes", "rank "))
+        assert len(line) <= 80 or line.startswith(("slowest ", "Calls are", "rank "))
     assert "all_gather_into_tensor" in shown, "in one piece"
 
 
@@ -307,3 +307,47 @@ def test_sizes_at_a_glance(many: float, text: str) -> None:
 )
 def test_speeds_at_a_glance(gbps: float | None, text: str) -> None:
     assert speed(gbps) == text
+
+
+def test_what_torch_launched_by_itself_is_told_with_what_is_known_of_it(tmp_path: Path) -> None:
+    def unseen(count: int, **more: Any) -> dict[str, Any]:
+        tags = {"collective.op": "unseen", "collective.group": "world", "collective.group_name": "0"}
+        named = {"collective.recorded_as": more.pop("name")} if "name" in more else {}
+        metrics = {"collective.count": count, "collective.group_launched": 11, "collective.group_seen": 0}
+        return {
+            "type": "summary", "ts": T0, "name": "pytorch.collectives", "resource": "unseen",
+            "tags": {**tags, **named}, "metrics": {**metrics, **{f"collective.{key}": more[key] for key in more}},
+        }  # fmt: skip
+
+    for rank in (0, 1):
+        write(
+            tmp_path, rank,
+            unseen(3, name="all_reduce", sized=3, bytes=1000), unseen(5, name="all_reduce", sized=5, bytes=3100),
+            unseen(2, name="broadcast", sized=1, bytes=512), unseen(1),
+        )  # fmt: skip
+    (group,) = attempt(tmp_path)["collectives"]
+    assert [(one["recorded_as"], one["calls"], one["sized"], one["bytes"]) for one in group["unseen"]] == [
+        ("all_reduce", 16, 16, 8200),
+        ("broadcast", 4, 2, 1024),
+        (None, 2, 0, 0),
+    ]
+    shown = run(tmp_path)
+    assert "0 of 11 launched were seen" in shown
+    assert "torch's own: 8 all_reduce, 4.1kB" in shown
+    assert "torch's own: 2 broadcast, 512B in the 1 whose size is known" in shown
+    assert "torch's own: 1 of unknown kind (" in shown
+    assert "Calls are" not in shown, "no table, no legend"
+
+
+def test_nobody_is_named_late_by_two_calls(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        took = [200.0, 200.0] if rank == 0 else [1.0, 1.0]
+        write(tmp_path, rank, summary(times_ms=tuple(took)), *calls(took), seconds=1)
+    shown = run(tmp_path)
+    assert "is late" not in shown
+    assert "Who waited for whom in 2 sampled calls" in shown
+
+
+def test_a_log_that_just_ends_is_said_to(tmp_path: Path) -> None:
+    write(tmp_path, 0, summary(times_ms=(1,)))
+    assert "rank 0: killed (SIGKILL, out of memory, a lost host) or still running" in run(tmp_path)
