@@ -333,7 +333,7 @@ def test_what_torch_launched_by_itself_is_told_with_what_is_known_of_it(tmp_path
     ]
     shown = run(tmp_path)
     assert "0 of 11 launched were seen" in shown
-    assert "torch's own: 8 all_reduce, 4.1kB" in shown
+    assert "torch's own: 8 all_reduce, 4.10kB" in shown
     assert "torch's own: 2 broadcast, 512B in the 1 whose size is known" in shown
     assert "torch's own: 1 of unknown kind (" in shown
     assert "Calls are" not in shown, "no table, no legend"
