@@ -176,7 +176,7 @@ def test_totals_are_told_while_the_job_runs(agent: Agent, jobs: Jobs, tmp_path: 
     def summaries() -> list[Any]:
         return [one for one in agent.spans("pytorch.collectives") if one["resource"] == "all_reduce"]
 
-    until(lambda: len(summaries()) >= 3, 30, "three summaries have arrived")
+    until(lambda: len(summaries()) >= 3, 90, "three summaries have arrived")
     (job.directory / "stop").touch()
     job.wait().ok()
     spans = summaries()
