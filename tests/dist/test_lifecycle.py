@@ -9,6 +9,7 @@ import pytest
 from harness.agent import Agent, Span, free_port
 from harness.job import DDTRACE_RUN, PYTHON, Jobs, environment, torchrun
 from harness.log import of_type, rank_spans, records
+from harness.look import HOOKS
 
 pytestmark = pytest.mark.dist
 
@@ -248,7 +249,7 @@ TEXT = {
     "pytorch.attempt": "0",
     "pytorch.incarnation": r"\d{8}T\d{6}Z-[0-9a-f]{8}",
     "pytorch.node": ".+",
-    "pytorch.instrument": "in_place",
+    "pytorch.instrument": re.escape("in_place" + HOOKS),
     "pytorch.end_reason": "destroyed",
     "training_job.id.source": "DD_PYTORCH_JOB_ID",
     "torchelastic.run_id": ".+",

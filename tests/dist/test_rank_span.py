@@ -8,6 +8,7 @@ import pytest
 from harness.agent import Agent
 from harness.job import DDTRACE_RUN, Jobs, environment, torchrun
 from harness.log import rank_spans
+from harness.look import HOOKS
 
 pytestmark = pytest.mark.dist
 
@@ -43,7 +44,7 @@ def test_each_rank_of_a_torchrun_job_has_one_span_at_the_agent(agent: Agent, job
         assert span["meta"]["pytorch.end_reason"] == "destroyed"
         assert span["meta"]["torch.distributed.backend"] == "gloo"
         assert span["meta"]["launcher"] == "torchrun"
-        assert span["meta"]["pytorch.instrument"] == "in_place"
+        assert span["meta"]["pytorch.instrument"] == "in_place" + HOOKS
     assert ranks[0]["meta"]["training_job.id"] == ranks[1]["meta"]["training_job.id"]
     assert ranks[0]["meta"]["pytorch.incarnation"] == ranks[1]["meta"]["pytorch.incarnation"]
     assert [span["span_id"] for span in rank_spans(tmp_path / "log")] == [str(span["span_id"]) for span in ranks]

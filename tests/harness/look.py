@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import version
 from typing import Any
 
 from harness.job import Result
+
+# What `pytorch.instrument` ends in where the process groups of this torch have hooks.
+HOOKS = "+hooks" if tuple(int(part) for part in version("torch").split(".")[:2]) >= (2, 14) else ""
 
 # Trains nothing: one process group of one process, and what can be seen from inside while it stands.
 LOOK = """
