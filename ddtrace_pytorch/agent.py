@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
-import socket
 from itertools import chain
 from urllib.parse import urlsplit
 
@@ -19,19 +18,9 @@ from ddtrace.internal.runtime import get_runtime_id
 from ddtrace.trace import Context, Span, tracer
 
 from ddtrace_pytorch.spans import SpanRecord
+from ddtrace_pytorch.unix_http import UnixConnection
 
 ANSWER_SECONDS = 0.2
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str, timeout: float) -> None:
-        super().__init__("localhost", timeout=timeout)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
 
 
 def url() -> str | None:
@@ -60,7 +49,7 @@ def answers(timeout: float = ANSWER_SECONDS) -> bool:
 def _connection(address: str, timeout: float) -> http.client.HTTPConnection:
     parts = urlsplit(address)
     if parts.scheme == "unix":
-        return _UnixConnection(parts.path, timeout)
+        return UnixConnection(parts.path, timeout)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     return kind(parts.hostname or "localhost", parts.port, timeout=timeout)
 

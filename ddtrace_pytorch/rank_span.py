@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ddtrace_pytorch.spans import End, Fact, SpanLink, SpanRecord
+from ddtrace_pytorch.spans import End, Fact, SpanLink, SpanRecord, split
 
 NAME = "pytorch.rank"
 
@@ -113,6 +113,7 @@ class RankSpan:
         facts = {**self._facts, "pytorch.piece": piece.index, **(more or {})}
         if self._rotated:
             facts["_dd.was_long_running"] = 1
+        tags, metrics = split(facts)
         return SpanRecord(
             name=NAME,
             resource=self._resource,
@@ -122,8 +123,8 @@ class RankSpan:
             parent_id=self._parent.span_id if self._parent else None,
             start=piece.start,
             duration=max(now - piece.start, 0),
-            tags={name: value for name, value in facts.items() if isinstance(value, str)},
-            metrics={name: value for name, value in facts.items() if not isinstance(value, str)},
+            tags=tags,
+            metrics=metrics,
             links=(piece.previous,) if piece.previous else (),
             error=error,
         )

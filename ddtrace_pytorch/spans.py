@@ -16,6 +16,14 @@ MESSAGE_LIMIT = 2_000
 STACK_LIMIT = 16_000
 
 
+def split(facts: Mapping[str, Fact]) -> tuple[dict[str, str], dict[str, float]]:
+    """`facts` as tags and metrics."""
+    return (
+        {name: value for name, value in facts.items() if isinstance(value, str)},
+        {name: value for name, value in facts.items() if not isinstance(value, str)},
+    )
+
+
 @dataclass(frozen=True)
 class SpanLink:
     trace_id: int

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ddtrace_pytorch.collectives.flight_recorder import Dump, Entry
-from ddtrace_pytorch.collectives.surface import OPERATIONS, Kind
+from ddtrace_pytorch.collectives.surface import BY_NATIVE_NAME, OPERATIONS
 from ddtrace_pytorch.ledger import Group, How
 from ddtrace_pytorch.spans import Fact
 
@@ -73,12 +73,7 @@ _MADE_OF: Mapping[str, Callable[[int], Sequence[tuple[str, int, int | None]]]] =
     "scatter_object_list": lambda size: (("broadcast", 1, _SIZE_BYTES), ("scatter", 2, None)),
 }
 
-_BY_NATIVE_NAME = {
-    name: operation.name for operation in OPERATIONS if operation.renamed is None for name in operation.native
-}
-_NUMBERED_APART = {
-    operation.name for operation in OPERATIONS if operation.kind in (Kind.P2P, Kind.UNNUMBERED)
-} | {"send_object_list", "recv_object_list"}  # fmt: skip
+_NUMBERED_APART = {operation.name for operation in OPERATIONS if not operation.numbered}
 
 
 class Tally(NamedTuple):
@@ -298,7 +293,8 @@ def _of_group(name: str, entries: Sequence[Entry]) -> tuple[list[Entry], int]:
 def operation_of(entry: Entry) -> str:
     """The name of the row that `entry` is of; its own where there is none."""
     name = entry.name.partition(" ")[0]
-    return _BY_NATIVE_NAME.get(name, name)
+    row = BY_NATIVE_NAME.get(name)
+    return name if row is None else row.name
 
 
 def size_of(entry: Entry, operation: str, size: int) -> int | None:

@@ -13,13 +13,14 @@ import http.client
 import json
 import os
 import pickle
-import socket
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
+
+from ddtrace_pytorch.unix_http import UnixConnection
 
 BUFFER_SIZE = "2000"
 # The second is the older spelling, which is still understood by those that have the first.
@@ -145,7 +146,7 @@ class FlightRecorder:
                 server = self._module._WorkerServer(path)
             try:
                 for name in names:
-                    connection = _Connection(path)
+                    connection = UnixConnection(path, ANSWER_SECONDS)
                     with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
                         connection.request("POST", f"/handler/{name}", headers={"Connection": "close"})
                         response = connection.getresponse()
@@ -203,19 +204,6 @@ def _bytes(sizes: Iterable[Iterable[int]], kinds: Iterable[str]) -> int | None:
     if len(sizes) != len(kinds) or any(kind not in _BYTES for kind in kinds):
         return None
     return sum(prod(size) * _BYTES[kind] for size, kind in zip(sizes, kinds, strict=True))
-
-
-class _Connection(http.client.HTTPConnection):
-    """HTTP over a Unix socket."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=ANSWER_SECONDS)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
 
 
 def _log_level() -> ctypes.c_int | None:

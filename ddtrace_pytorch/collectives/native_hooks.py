@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from ddtrace_pytorch.border import safely
 from ddtrace_pytorch.collectives.in_flight import InFlight
 from ddtrace_pytorch.collectives.sizes import for_others, total
-from ddtrace_pytorch.collectives.surface import OPERATIONS, Kind
+from ddtrace_pytorch.collectives.surface import BY_NATIVE_NAME
 from ddtrace_pytorch.ledger import Cell, Group, How, Ledger
 
 
@@ -92,8 +92,6 @@ _TOLD_APART: dict[str, Callable[[Issued, Group], Told]] = {
 # Not messages: making one group out of another, and memory for one-sided access.
 _NOT_NUMBERED = ("split", "new_window")
 
-_ROWS = {name: row for row in OPERATIONS if row.renamed is None for name in row.native}
-
 
 class Family(NamedTuple):
     """How calls of one of torch's names for hooks are read; `numbered`: as :class:`~ddtrace_pytorch.ledger.Cell`."""
@@ -105,9 +103,9 @@ class Family(NamedTuple):
 
 def family(native: str) -> Family:
     """The family of torch's `native` name; one that is not in the table goes by that name."""
-    row = _ROWS.get(native.lower())
+    row = BY_NATIVE_NAME.get(native.lower())
     name = row.name if row is not None else native.lower()
-    numbered = row.kind is Kind.COLLECTIVE if row is not None else name not in _NOT_NUMBERED
+    numbered = row.numbered if row is not None else name not in _NOT_NUMBERED
     return Family(name, numbered, _TOLD_APART.get(name) or (lambda issued, here: (name, total(issued.input_tensors))))
 
 

@@ -29,7 +29,7 @@ from ddtrace_pytorch.identity.topology import Nodes
 from ddtrace_pytorch.ledger import Cell, Group, Ledger
 from ddtrace_pytorch.rank_span import RankSpan
 from ddtrace_pytorch.settings import Settings
-from ddtrace_pytorch.spans import Fact, SpanRecord
+from ddtrace_pytorch.spans import Fact, SpanRecord, split
 from ddtrace_pytorch.threads import leave_signals_to_others
 
 MILLISECOND = 1_000_000
@@ -289,7 +289,7 @@ class Collectives:
 
     def _record(self, name: str, resource: str, start: int, duration: int, facts: dict[str, Fact]) -> SpanRecord:
         piece = self._span.piece
-        tags, metrics = telling.split({"component": "pytorch", **facts})
+        tags, metrics = split({"component": "pytorch", **facts})
         return SpanRecord(
             name=name,
             resource=resource,

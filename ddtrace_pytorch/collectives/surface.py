@@ -314,6 +314,10 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
 )
 
+# The rows that do the work themselves, by the name that dashboards see and by those of torch's C++ side.
+BY_NAME = {operation.name: operation for operation in OPERATIONS if operation.renamed is None}
+BY_NATIVE_NAME = {name: operation for operation in BY_NAME.values() for name in operation.native}
+
 # Functions that only pass on to ones of the table, so that their calls are counted there, under its name.
 PASSED_ON = {
     "_all_gather_base": "all_gather_into_tensor",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import CodeType
 from typing import NamedTuple
 
-from ddtrace_pytorch.collectives.surface import OPERATIONS
+from ddtrace_pytorch.collectives.surface import BY_NAME
 from ddtrace_pytorch.histogram import BUCKETS, percentile
 from ddtrace_pytorch.ledger import Cell, Group, How, Note
 from ddtrace_pytorch.spans import Fact
@@ -16,8 +16,6 @@ CALL = "pytorch.collective"
 
 # Backends whose blocking calls come back when the data is there. On a GPU they come back when the work is queued.
 ON_THE_HOST = ("gloo", "mpi", "fake")
-
-_BUS = {operation.name: operation.bus for operation in OPERATIONS if operation.renamed is None}
 
 
 class Totals(NamedTuple):
@@ -62,8 +60,8 @@ def time_source(how: How, backend: str) -> str:
 
 def bus_factor(operation: str, size: int) -> float:
     """Bus bandwidth over algorithm bandwidth; 0 where the operation has none. A coalesced one is like its parts."""
-    bus = _BUS.get(operation.removesuffix("_coalesced"))
-    return bus(size) if bus is not None and size else 0.0
+    row = BY_NAME.get(operation.removesuffix("_coalesced"))
+    return row.bus(size) if row is not None and size else 0.0
 
 
 def place(code: CodeType, instruction: int) -> str:
@@ -152,11 +150,3 @@ def call_facts(note: Note) -> dict[str, Fact]:
     if source == "completion":
         facts |= bandwidths(cell.operation, here.size, note.size, note.took)
     return facts
-
-
-def split(facts: Mapping[str, Fact]) -> tuple[dict[str, str], dict[str, float]]:
-    """`facts` as tags and metrics."""
-    return (
-        {name: value for name, value in facts.items() if isinstance(value, str)},
-        {name: value for name, value in facts.items() if not isinstance(value, str)},
-    )
