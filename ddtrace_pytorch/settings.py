@@ -210,9 +210,10 @@ TABLE: tuple[Setting, ...] = (
     Setting(
         "DD_PYTORCH_INSTRUMENT",
         "instrument",
-        _one_of("auto", "in_place", "wrapt", "hooks"),
+        _one_of("auto", "in_place", "python", "wrapt", "hooks"),
         "auto",
-        "How collectives are seen: `in_place`, `wrapt`, `hooks` (from torch 2.14 on), or `auto`, the best there is.",
+        "How collectives are seen: `in_place`, `python` (that without its part in C), `wrapt`, `hooks` (from torch 2.14 on), or "
+        "`auto`, the best there is.",
     ),
     Setting(
         "DD_PYTORCH_NVTX",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ddtrace_pytorch.collectives.composites import Composite
     from ddtrace_pytorch.ledger import Cell
+
+
+_serials = itertools.count(1)
 
 
 class Slot:
@@ -30,6 +34,7 @@ class InFlight:
 
     def __init__(self) -> None:
         self.local: Any = threading.local()
+        self.serial = next(_serials)
         self._slots: list[weakref.ref[Slot]] = []
 
     def new_slot(self) -> Slot:

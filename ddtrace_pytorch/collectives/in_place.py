@@ -26,14 +26,17 @@ from ddtrace_pytorch.collectives.compiler import leave_uncompiled, see_through
 Undo = Callable[[], None]
 # Takes the original, gives a Python function to run in its place (same parameters).
 Around = Callable[[Callable[..., Any]], Callable[..., Any]]
+# Takes the original and that function; gives one to take its place that is like the original in all but what it does
+# when it is called, and what makes that one pass calls on.
+Faster = Callable[[FunctionType, FunctionType], tuple[FunctionType, Undo]]
 
 
 class UnknownShape(TypeError):
     """The function is neither of the shapes that can be instrumented in place."""
 
 
-def instrument(function: Any, around: Around) -> Undo:
-    """Make every holder of `function` run ``around(original)``; gives what undoes it.
+def instrument(function: Any, around: Around, faster: Faster | None = None) -> Undo:
+    """Make every holder of `function` run ``around(original)``, or what is `faster`; gives what undoes it.
 
     Raises:
         UnknownShape: `function` is no Python function, or closes over something that is not torch's decorator.
@@ -42,7 +45,7 @@ def instrument(function: Any, around: Around) -> Undo:
         raise UnknownShape(f"{function!r} is not a Python function")
     if function.__closure__ is None:
         return _exchange_code(function, around)
-    return _exchange_cell(_decorated(function), around)
+    return _exchange_cell(_decorated(function), around, faster)
 
 
 def _decorated(function: FunctionType) -> CellType:
@@ -57,16 +60,20 @@ def _decorated(function: FunctionType) -> CellType:
     return cell
 
 
-def _exchange_cell(cell: CellType, around: Around) -> Undo:
+def _exchange_cell(cell: CellType, around: Around, faster: Faster | None) -> Undo:
     original = cell.cell_contents
     ours = _unseen(around(original), original)
+    give_up = functools.partial(stand_aside, ours, original)
+    if faster is not None:
+        # Torch's decorators call what is in the cell with `*args`: the one way that never looks into the function.
+        ours, give_up = faster(original, ours)
     cell.cell_contents = ours
 
     def undo() -> None:
         if cell.cell_contents is ours:
             cell.cell_contents = original
         else:
-            stand_aside(ours, original)
+            give_up()
 
     return undo
 
@@ -159,8 +166,12 @@ def _forwarding_code(code: CodeType, target: Callable[..., Any]) -> CodeType:
     return forwarding.replace(**changes)
 
 
-def place(distributed: Any, name: str, around: Around, forced: str = "auto") -> tuple[list[Undo], str]:
+def place(
+    distributed: Any, name: str, around: Around, forced: str = "auto", faster: Faster | None = None
+) -> tuple[list[Undo], str]:
     """Have ``around(original)`` run for `torch.distributed`'s function `name`; gives what undoes it, and how.
+
+    `faster` is taken instead where torch's decorators allow for it.
 
     ``in_place``; or ``wrapt``, a proxy in both modules, where `forced` says so or this torch's function has a shape we
     don't know; or nothing, where this torch has no such function.
@@ -171,7 +182,7 @@ def place(distributed: Any, name: str, around: Around, forced: str = "auto") -> 
         return [], ""
     if forced != "wrapt":
         try:
-            return [instrument(getattr(modules[-1], name), around)], "in_place"
+            return [instrument(getattr(modules[-1], name), around, faster)], "in_place"
         except UnknownShape as shape:
             log.info("%s is wrapped, not instrumented in place: %s", name, shape)
     return wrap(modules, name, around), "wrapt"

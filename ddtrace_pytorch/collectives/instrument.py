@@ -7,6 +7,7 @@ from typing import Any
 
 from ddtrace_pytorch.border import safely, warn_once
 from ddtrace_pytorch.collectives import (
+    c_wrappers,
     compiler,
     composites,
     group_lives,
@@ -38,6 +39,7 @@ class Instrument:
         self._ledger = ledger
         self._groups = groups
         self._forced = forced
+        self._may_use_c = c_wrappers.exists and forced != "python"
         self._waits = Waits(torch.distributed.distributed_c10d.Work, self.in_flight)
         self._track = safely("follow an asynchronous collective")(self._waits.track)
         self._listening = Listening(ledger)
@@ -128,7 +130,9 @@ class Instrument:
         return [operation for operation in OPERATIONS if operation.in_release(self._release)]
 
     def _instrument(self, operation: Operation) -> None:
-        undo, how = in_place.place(self._distributed, operation.function, self._around(operation), self._forced)
+        around = self._around(operation)
+        in_c = around.in_c if isinstance(around, wrappers.Leaf) and self._may_use_c else None
+        undo, how = in_place.place(self._distributed, operation.function, around, self._forced, in_c)
         self._undo += undo
         self._wraps |= how == "wrapt"
 
@@ -143,4 +147,4 @@ class Instrument:
         if operation.kind is Kind.COALESCING:
             return composites.coalescing(operation, self._ledger, self.in_flight, self._track)
         public = getattr(self._distributed.distributed_c10d, operation.function, None)
-        return wrappers.leaf(operation, public, self._ledger, self.in_flight, self._track)
+        return wrappers.Leaf(operation, public, self._ledger, self.in_flight, self._track)

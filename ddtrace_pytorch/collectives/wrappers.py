@@ -2,7 +2,8 @@
 
 This is the hot path. What costs here (`benchmarks/collectives.py` tells): every call of a Python function, every new
 tuple, `*args`. So each wrapper has the exact signature of the function it stands for, and counts in straight-line
-code; see :mod:`ddtrace_pytorch.ledger` for why that is exact without a lock.
+code; see :mod:`ddtrace_pytorch.ledger` for why that is exact without a lock. Where the installation has the part in C
+(:mod:`~ddtrace_pytorch.collectives.c_wrappers`), that does the ordinary calls, and these do the rest.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import dis
 import inspect
 from collections.abc import Callable
 from time import monotonic_ns
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 from ddtrace_pytorch.border import leave_no_trace, safely
-from ddtrace_pytorch.collectives import sizes
+from ddtrace_pytorch.collectives import c_wrappers, sizes
 from ddtrace_pytorch.collectives.composites import Composite
 from ddtrace_pytorch.collectives.generated import compiled, signature_of
 from ddtrace_pytorch.collectives.in_flight import InFlight
@@ -98,15 +99,30 @@ def make(_original, _waited, _issued, _find, _local, _new_slot, _track):
 """
 
 
-def leaf(operation: Operation, public: Any, ledger: Ledger, in_flight: InFlight, track: Track) -> Callable[..., Any]:
-    """What makes the wrapper of an operation that does its work itself out of the function it wraps.
+class Leaf:
+    """What makes the wrapper of an operation that does its work itself out of the function it wraps."""
 
-    `public` is the function that users call; it may be the wrapped one, or torch's decorator around that.
+    def __init__(self, operation: Operation, public: Any, ledger: Ledger, in_flight: InFlight, track: Track) -> None:
+        """`public` is the function that users call; it may be the wrapped one, or torch's decorator around that."""
+        self._operation = operation
+        self._public = public
+        self._in_flight = in_flight
+        self._track = track
+        self._waited = ledger.line(operation.name, How.WAITED)
+        self._issued = ledger.line(operation.name, How.ISSUED)
+        cell_of = safely("look up a process group")(ledger.cell)
 
-    Raises :class:`UnknownShape` if that function lacks parameters that the table's row speaks of.
-    """
+        def find(deferred: Any, group: Any) -> Cell | None:
+            return cell_of(operation.name, How.ISSUED if deferred else How.WAITED, operation.numbered, group)
 
-    def around(original: Callable[..., Any]) -> Callable[..., Any]:
+        self._find = find
+
+    def __call__(self, original: Callable[..., Any]) -> FunctionType:
+        """The wrapper around `original`.
+
+        Raises :class:`UnknownShape` if that lacks parameters that the table's row speaks of.
+        """
+        operation = self._operation
         _check(operation, inspect.signature(original).parameters)
         parameters, arguments, defaults = signature_of(original)
         numbered = operation.numbered
@@ -126,7 +142,7 @@ def leaf(operation: Operation, public: Any, ledger: Ledger, in_flight: InFlight,
             number="here.calls = _key = here.calls + 1" if numbered else "_key = 0",
             noteworthy="_took > _cell.notable" + (" or _key >= here.sampled" if numbered else ""),
         )
-        home = _home(public, original)
+        home = _home(self._public, original)
         namespace: dict[str, Any] = {
             "__name__": home.module.get("__name__"),
             "__warningregistry__": home.module.setdefault("__warningregistry__", {}),
@@ -141,20 +157,20 @@ def leaf(operation: Operation, public: Any, ledger: Ledger, in_flight: InFlight,
             **{name: getattr(sizes, name) for name in sizes.__all__},
         }
         exec(compiled(source, home.file, home.line), namespace)
-        make: Callable[..., Callable[..., Any]] = namespace["make"]
-
-        cell_of = safely("look up a process group")(ledger.cell)
-
-        def find(deferred: Any, group: Any) -> Cell | None:
-            return cell_of(operation.name, How.ISSUED if deferred else How.WAITED, numbered, group)
-
-        waited = ledger.line(operation.name, How.WAITED)
-        issued = ledger.line(operation.name, How.ISSUED)
-        made = make(original, waited, issued, find, in_flight.local, in_flight.new_slot, track)
+        make: Callable[..., FunctionType] = namespace["make"]
+        local, new_slot = self._in_flight.local, self._in_flight.new_slot
+        made = make(original, self._waited, self._issued, self._find, local, new_slot, self._track)
         made.__qualname__ = original.__qualname__  # the interpreter names the function so when it is called wrongly
         return made
 
-    return around
+    def in_c(self, original: FunctionType, careful: FunctionType) -> tuple[FunctionType, Callable[[], None]]:
+        """The same as `careful`, the wrapper around `original`, with ordinary calls counted in C; and what gives it up.
+
+        It is a copy of `original`, and any holder may call it for good. Raises ImportError where there is no C part.
+        """
+        return c_wrappers.instrument(
+            self._operation, original, careful, self._waited, self._issued, self._in_flight, self._track
+        )
 
 
 def _check(operation: Operation, parameters: Any) -> None:

@@ -10,7 +10,7 @@ import torch
 from harness.job import DDTRACE_RUN, Jobs, environment, torchrun
 from harness.log import of_type, rank_spans
 
-from ddtrace_pytorch.collectives import native_hooks
+from ddtrace_pytorch.collectives import c_wrappers, native_hooks
 
 pytestmark = pytest.mark.dist
 
@@ -201,10 +201,11 @@ def rank_of(record: Any) -> int:
     return int(Path(record["_file"]).name.removeprefix("rank-").partition(".")[0])
 
 
-@pytest.mark.parametrize("forced", ["in_place", "wrapt"])
-def test_functions_alone_count_what_goes_through_them(jobs: Jobs, tmp_path: Path, forced: str) -> None:
+@pytest.mark.parametrize(("forced", "used"), [("in_place", "in_place"), ("python", "in_place"), ("wrapt", "wrapt")])
+def test_functions_alone_count_what_goes_through_them(jobs: Jobs, tmp_path: Path, forced: str, used: str) -> None:
+    assert c_wrappers.exists, "built with the wheel; `pip install -e .` builds it too"
     _, counted, in_use = run(jobs, EVERYTHING, tmp_path / "log", forced)
-    assert in_use == [forced, forced]
+    assert in_use == [used, used]
     assert counted == list(BY_FUNCTION)
 
 

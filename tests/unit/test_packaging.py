@@ -5,6 +5,7 @@ from __future__ import annotations
 import email
 import itertools
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -54,6 +55,25 @@ def test_wheel_holds_every_module_and_its_type_marker(wheel: zipfile.ZipFile) ->
     packed = set(wheel.namelist())
     assert sources <= packed
     assert "ddtrace_pytorch/py.typed" in packed
+
+
+def test_wheel_holds_the_part_in_c_for_this_python_alone(wheel: zipfile.ZipFile) -> None:
+    built = [name for name in wheel.namelist() if name.endswith(".so")]
+    assert built == ["ddtrace_pytorch/collectives/_counting" + str(sysconfig.get_config_var("EXT_SUFFIX"))]
+    assert "Root-Is-Purelib: false" in metadata_of(wheel, "WHEEL")
+    assert f"Tag: cp3{sys.version_info.minor}-" in metadata_of(wheel, "WHEEL")
+
+
+def test_wheel_is_of_python_alone_where_there_is_no_c_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkout = tmp_path / "checkout"
+    shutil.copytree(ROOT, checkout, ignore=shutil.ignore_patterns(".*", "*.so", "benchmarks", "tests"))
+    monkeypatch.setenv("PATH", "/nowhere")
+    build = "import sys; from hatchling.build import build_wheel; print(build_wheel(sys.argv[1]))"
+    said = run(sys.executable, "-c", build, str(tmp_path), cwd=checkout)
+    assert "counting.c is left out, its work is done in Python" in said
+    assert "-py3-none-any.whl" in said
 
 
 def test_wheel_holds_nothing_but_the_package_its_door_and_its_metadata(wheel: zipfile.ZipFile) -> None:

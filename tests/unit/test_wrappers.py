@@ -10,6 +10,7 @@ import sys
 import threading
 import warnings
 import weakref
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -68,9 +69,27 @@ def nothing_tracked() -> None:
     tracked.clear()
 
 
+@pytest.fixture(params=[False, True], ids=["python", "c"], autouse=True)
+def in_c(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Whether ordinary calls are counted in C; both have to do the same."""
+    form.append(request.param)
+    yield
+    form.pop()
+
+
+form: list[bool] = []
+
+
 def wrapped(ledger: Ledger, name: str, original: Any, in_flight: InFlight | None = None) -> Any:
     follow = lambda work, cell: tracked.append((work, cell))  # noqa: E731
-    return wrappers.leaf(BY_NAME[name], original, ledger, in_flight or InFlight(), follow)(original)
+    leaf = wrappers.Leaf(BY_NAME[name], original, ledger, in_flight or InFlight(), follow)
+    careful = leaf(original)
+    if not form[-1]:
+        return careful
+    function, _ = leaf.in_c(original, careful)
+    # As torch's decorators call it, from a module of torch's.
+    names = {"__name__": "torch.distributed.c10d_logger", "function": function}
+    return functools.wraps(function)(eval("lambda *args, **kwargs: function(*args, **kwargs)", names))
 
 
 def all_reduce(tensor: Any, op: str = "sum", group: Any = None, async_op: bool = False) -> Any:
@@ -211,6 +230,94 @@ def test_a_process_group_is_not_kept_alive_and_its_id_not_confused(ledger: Ledge
     assert [here.calls for here in ledger.groups] == [1] * 51
 
 
+def test_the_copy_counted_in_c_passes_for_the_original(ledger: Ledger) -> None:
+    leaf = wrappers.Leaf(BY_NAME["all_reduce"], all_reduce, ledger, InFlight(), lambda work, cell: None)
+    copy, release = leaf.in_c(all_reduce, leaf(all_reduce))
+    call = functools.partial(copy, Tensor(3))
+    assert copy.__code__ is all_reduce.__code__
+    assert inspect.signature(copy) == inspect.signature(all_reduce)
+    assert (copy.__name__, copy.__qualname__, copy.__module__) == ("all_reduce", "all_reduce", __name__)
+    call()
+    assert only(ledger).count == 1
+    release()
+    call()
+    release()
+    assert only(ledger).count == 1
+    assert vars(copy) == vars(all_reduce)
+
+
+def test_released_while_calls_are_under_way(ledger: Ledger) -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def slow(tensor: Any, op: str = "sum", group: Any = None, async_op: bool = False) -> Any:
+        entered.set()
+        assert leave.wait(30)
+        return tensor
+
+    leaf = wrappers.Leaf(BY_NAME["all_reduce"], slow, ledger, InFlight(), lambda work, cell: None)
+    function, release = leaf.in_c(slow, leaf(slow))
+    call = functools.partial(function, Tensor(3))
+    leave.set()
+    call()  # the first is done with care
+    leave.clear()
+    entered.clear()
+    thread = threading.Thread(target=call)
+    thread.start()
+    try:
+        assert entered.wait(30)
+        release()
+        del leaf, function, release
+        gc.collect()
+    finally:
+        leave.set()
+        thread.join()
+    assert only(ledger).count == 2
+
+
+def test_arguments_by_name_in_any_order_and_from_text_made_at_run_time(ledger: Ledger) -> None:
+    ours = wrapped(ledger, "all_reduce", all_reduce)
+    names = ["".join(["async", "_op"]), "".join(["ten", "sor"])]
+    for _ in range(2):
+        ours(**dict(zip(names, (True, Tensor(6)), strict=True)))
+        ours(op="max", tensor=Tensor(5))
+        ours(Tensor(1), async_op=1)  # not a truth value, and true
+    assert (only(ledger, How.ISSUED).count, only(ledger, How.ISSUED).bytes) == (4, 14)
+    assert (only(ledger).count, only(ledger).bytes) == (2, 10)
+
+
+def test_totals_beyond_64_bits(ledger: Ledger) -> None:
+    ours = wrapped(ledger, "all_reduce", all_reduce)
+    ours(Tensor(1))
+    for size in (2**63 - 1, 2**62):
+        ours(Tensor(size))
+    assert only(ledger).bytes == 2**63 + 2**62
+
+
+def test_messages_of_many_tensors(ledger: Ledger) -> None:
+    def all_to_all(
+        output_tensor_list: Any, input_tensor_list: Any, group: Any = None, async_op: bool = False
+    ) -> None: ...
+
+    ours = wrapped(ledger, "all_to_all", all_to_all)
+    ours([], [Tensor(4), Tensor(8), Tensor(16), Tensor(32)])
+    ours(input_tensor_list=[Tensor(4), Tensor(8), Tensor(16), Tensor(32)], output_tensor_list=[])
+    assert only(ledger).bytes == 2 * 52
+    ours([], [object()])
+    assert (only(ledger).unsized, only(ledger).count) == (1, 3)
+
+
+def test_a_size_that_raises_is_not_the_users(ledger: Ledger) -> None:
+    class Odd:
+        @property
+        def nbytes(self) -> int:
+            raise RuntimeError("ours")
+
+    ours = wrapped(ledger, "all_reduce", all_reduce)
+    for _ in range(2):
+        assert ours(Odd()) is None
+    assert only(ledger).unsized == 2
+
+
 def test_nothing_is_counted_once_the_ledger_is_closed(ledger: Ledger) -> None:
     ours = wrapped(ledger, "all_reduce", all_reduce)
     ours(Tensor(1))
@@ -225,6 +332,9 @@ def test_the_slowest_call_names_the_users_line(ledger: Ledger) -> None:
     ours(Tensor(1))
     cell = only(ledger)
     assert place(cell.slowest_code, cell.slowest_at) == f"{__file__}:{line}"
+    cell.take_slowest()
+    ours(Tensor(1))
+    assert place(cell.slowest_code, cell.slowest_at) == f"{__file__}:{line + 4}"
 
 
 def test_each_call_can_be_noted_and_what_does_not_fit_is_counted() -> None:
@@ -346,7 +456,7 @@ def test_a_warning_in_the_callers_name_comes_from_where_it_came_without_us(ledge
 
     before = warned()
     (cell,) = public.__closure__
-    cell.cell_contents = wrappers.leaf(BY_NAME["barrier"], public, ledger, InFlight(), lambda work, cell: None)(barrier)
+    cell.cell_contents = wrappers.Leaf(BY_NAME["barrier"], public, ledger, InFlight(), lambda work, cell: None)(barrier)
     assert warned() == before
     assert len(before) == 1
     assert only(ledger).count == 2

@@ -1,0 +1,40 @@
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+from ddtrace_pytorch.collectives.in_flight import Slot
+from ddtrace_pytorch.ledger import Cell, Group, Line
+
+def lay_out(cell: type[Cell], line: type[Line], group: type[Group], slot: type[Slot]) -> None:
+    """Find where the attributes of these classes lie; once, before the first :func:`instrument`.
+
+    Raises TypeError if one that the hot path needs is not in ``__slots__``.
+    """
+
+def instrument(
+    function: FunctionType,
+    original: FunctionType,
+    careful: Callable[..., Any],
+    waited: Line,
+    issued: Line,
+    local: Any,
+    serial: int,
+    track: Callable[[Any, Cell], object],
+    size: Callable[..., int] | None,
+    default_group: Any,
+    group: tuple[int, str],
+    deferred: tuple[int, str],
+    sized: tuple[int, str],
+    always_deferred: bool,
+    numbered: bool,
+    /,
+) -> None:
+    """Have each call of `function` run and count `original`, or run `careful` where it is out of the ordinary.
+
+    The attribute ``slot`` of `local`, a ``threading.local``, is the thread's :class:`Slot`; no two of them may have the
+    same `serial`, which is not 0. The three pairs are the position and name of a parameter; position -1: there is none. `size` is called with the
+    group's ledger entry before the arguments; None: the message is the ``nbytes`` of the parameter `sized`.
+    """
+
+def release(function: FunctionType, /) -> None:
+    """Undo :func:`instrument`: `function` runs its own code again."""

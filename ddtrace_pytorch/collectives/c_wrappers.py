@@ -1,0 +1,84 @@
+"""Ordinary calls of collectives counted in C (``native/counting.c``), where this installation has that part.
+
+It is built with the wheel where there is a C compiler. Without it the generated wrappers do the same in Python, at
+about three times the cost.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from types import FunctionType
+
+from ddtrace_pytorch.collectives import sizes
+from ddtrace_pytorch.collectives.generated import signature_of
+from ddtrace_pytorch.collectives.in_flight import InFlight, Slot
+from ddtrace_pytorch.collectives.surface import Operation
+from ddtrace_pytorch.ledger import Cell, Group, Line
+
+try:
+    from ddtrace_pytorch.collectives import _counting
+except ImportError:
+    exists = False
+else:
+    exists = True
+    _counting.lay_out(Cell, Line, Group, Slot)
+
+_NOTHING = (-1, "")
+_BYTES_OF_ONE = re.compile(r"(\w+)\.nbytes")
+
+
+def instrument(
+    operation: Operation,
+    original: FunctionType,
+    careful: FunctionType,
+    waited: Line,
+    issued: Line,
+    in_flight: InFlight,
+    track: Callable[[Any, Cell], object],
+) -> tuple[FunctionType, Callable[[], None]]:
+    """A copy of `original` whose calls are counted, and what makes it one that only passes them on.
+
+    `careful` gets the calls that are out of the ordinary. The copy has the code of `original`: who asks what a
+    function is made of, as Dynamo does, finds torch's.
+    """
+    parameters = inspect.signature(original).parameters
+    at = {name: (position, name) for position, name in enumerate(parameters)}
+    one = _BYTES_OF_ONE.fullmatch(operation.size)
+    has_size_of_its_own = one is None and operation.size != "0"
+    copy = FunctionType(
+        original.__code__, original.__globals__, original.__name__, original.__defaults__, original.__closure__
+    )
+    copy.__kwdefaults__ = original.__kwdefaults__
+    copy.__qualname__ = original.__qualname__
+    copy.__module__ = original.__module__
+    copy.__doc__ = original.__doc__
+    copy.__annotations__ = original.__annotations__
+    copy.__dict__.update(original.__dict__)
+    _counting.instrument(
+        copy,
+        original,
+        careful,
+        waited,
+        issued,
+        in_flight.local,
+        in_flight.serial,
+        track,
+        _size_function(operation, original) if has_size_of_its_own else None,
+        parameters["group"].default,
+        at["group"],
+        at.get(operation.deferred, _NOTHING),
+        at[one[1]] if one is not None else _NOTHING,
+        operation.deferred == "True",
+        operation.numbered,
+    )
+    return copy, lambda: _counting.release(copy)
+
+
+def _size_function(operation: Operation, original: FunctionType) -> Callable[..., int]:
+    """Takes the group and then what `original` takes; gives the bytes of the message."""
+    parameters, _, defaults = signature_of(original)
+    names = {name: getattr(sizes, name) for name in sizes.__all__} | {"_defaults": defaults}
+    made: Callable[..., int] = eval(f"lambda here, {parameters}: {operation.size}", names)
+    return made

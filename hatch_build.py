@@ -1,0 +1,45 @@
+"""Builds the optional parts in C into the wheel; a machine without a C compiler gets a wheel of Python alone."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+PARTS = {"native/counting.c": "ddtrace_pytorch/collectives/_counting"}
+FLAGS = ("-O2", "-fPIC", "-shared", "-fvisibility=hidden")
+
+
+class Native(BuildHookInterface):  # type: ignore[type-arg]
+    PLUGIN_NAME = "custom"
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile each part beside the modules that use it, for the Python that builds the wheel."""
+        if self.target_name != "wheel":
+            return
+        root = Path(self.root)
+        for source, module in PARTS.items():
+            target = root / (module + sysconfig.get_config_var("EXT_SUFFIX"))
+            if not self._compile(root / source, target):
+                continue
+            build_data["artifacts"].append(str(target.relative_to(root)))
+            build_data["pure_python"] = False
+            build_data["infer_tag"] = True
+
+    def _compile(self, source: Path, target: Path) -> bool:
+        compiler = shlex.split(sysconfig.get_config_var("CC") or "cc")[0]
+        command = [compiler, *FLAGS, f"-I{sysconfig.get_path('include')}", str(source), "-o", str(target)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True)
+            why = done.stderr.strip()
+        except OSError as error:
+            why = str(error)
+        else:
+            if done.returncode == 0:
+                return True
+        self.app.display_warning(f"{source.name} is left out, its work is done in Python: {shlex.join(command)}: {why}")
+        return False

@@ -1,0 +1,442 @@
+/* The hot path of ddtrace_pytorch.collectives.wrappers, in C: a call of a collective in its ordinary form.
+ *
+ * The generated Python wrapper is the reference, and does whatever is out of the ordinary: a thread's or a group's first
+ * call, one inside of another, one by a rank that is not in the group. Both add to the same cells of the same ledger.
+ * Nothing in here releases the interpreter's lock between reading a total and writing it, so totals are exact.
+ *
+ * What is instrumented is a copy of torch's function, with its code, of which only the way it is called is exchanged:
+ * whoever looks at it (Dynamo, inspect, a traceback) finds torch's.
+ */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <structmember.h>
+#include <stdint.h>
+#include <time.h>
+
+#ifdef Py_GIL_DISABLED
+#error "relies on the interpreter's lock"
+#endif
+
+/* Where the attributes of the Python classes lie, which have __slots__; filled by lay_out(). */
+static struct {
+    PyTypeObject *cell, *line, *slot;
+    Py_ssize_t default_, others;                                                /* Line */
+    Py_ssize_t call, started;                                                   /* Slot */
+    Py_ssize_t calls, sampled;                                                  /* Group */
+    Py_ssize_t here, buckets, time, bytes, errors, unsized, notable;            /* Cell */
+} at;
+
+static PyObject *name_slot, *name_nbytes, *name_counter;
+
+#define FIELD(object, offset) (*(PyObject **)((char *)(object) + (offset)))
+
+static void set(PyObject *object, Py_ssize_t offset, PyObject *value) /* takes the reference */
+{
+    PyObject *old = FIELD(object, offset);
+    FIELD(object, offset) = value;
+    Py_XDECREF(old);
+}
+
+static int64_t now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+/* `*total` + `more`; what doesn't fit 64 bits goes the way of Python's own numbers. -1 with an error set on failure. */
+static int add(PyObject **total, int64_t more)
+{
+    int overflow;
+    int64_t sum, old = PyLong_AsLongLongAndOverflow(*total, &overflow);
+    PyObject *value;
+    if (old == -1 && PyErr_Occurred())
+        return -1;
+    if (overflow || __builtin_add_overflow(old, more, &sum)) {
+        PyObject *summand = PyLong_FromLongLong(more);
+        value = summand ? PyNumber_Add(*total, summand) : NULL;
+        Py_XDECREF(summand);
+    } else {
+        value = PyLong_FromLongLong(sum);
+    }
+    if (!value)
+        return -1;
+    PyObject *before = *total;
+    *total = value;
+    Py_DECREF(before);
+    return 0;
+}
+
+/* A parameter of the function: its name, and its position; -1 where the function has none such. */
+typedef struct {
+    Py_ssize_t position;
+    PyObject *name;
+} Parameter;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *original; /* torch's function */
+    PyObject *careful;  /* the generated wrapper around it */
+    PyObject *waited, *issued;
+    PyObject *local; /* its attribute `slot` is the thread's */
+    long serial;     /* no other `local` ever has the same */
+    PyObject *track;
+    PyObject *size; /* called for the bytes of a message; None where those are `nbytes` of the parameter `sized` */
+    PyObject *default_group;
+    Parameter group, deferred, sized;
+    int always_deferred, numbered;
+} Counter;
+
+/* The argument of `parameter`, borrowed; NULL where the call leaves it to its default. */
+static PyObject *argument(const Parameter *parameter, PyObject *const *args, Py_ssize_t many, PyObject *names)
+{
+    if (parameter->position < 0)
+        return NULL;
+    if (parameter->position < many)
+        return args[parameter->position];
+    Py_ssize_t named = names ? PyTuple_GET_SIZE(names) : 0;
+    for (Py_ssize_t i = 0; i < named; i++) {
+        PyObject *name = PyTuple_GET_ITEM(names, i);
+        if (name == parameter->name || PyUnicode_Compare(name, parameter->name) == 0)
+            return args[many + i];
+    }
+    return NULL;
+}
+
+/* The cell that a call belongs to, a new reference; NULL (no error set) where the wrapper has to find out. */
+static PyObject *cell_of(Counter *self, int deferred, PyObject *group)
+{
+    PyObject *line = deferred ? self->issued : self->waited, *cell;
+    if (group == Py_None) {
+        cell = FIELD(line, at.default_);
+    } else {
+        PyObject *others = FIELD(line, at.others), *identity = PyLong_FromVoidPtr(group);
+        cell = others && identity ? PyDict_GetItemWithError(others, identity) : NULL;
+        Py_XDECREF(identity);
+        PyErr_Clear();
+    }
+    if (!cell || Py_TYPE(cell) != at.cell)
+        return NULL;
+    return Py_NewRef(cell);
+}
+
+/* This thread's slot, borrowed: it lives as long as the thread and `local`. NULL (no error set) before the first call. */
+static PyObject *slot_of(Counter *self)
+{
+    static _Thread_local struct {
+        long serial;
+        PyObject *slot;
+    } last;
+    if (last.serial != self->serial) {
+        PyObject *slot = PyObject_GetAttr(self->local, name_slot);
+        if (!slot || Py_TYPE(slot) != at.slot) {
+            Py_XDECREF(slot);
+            PyErr_Clear();
+            return NULL;
+        }
+        last.serial = self->serial;
+        last.slot = slot;
+        Py_DECREF(slot); /* `local` holds it */
+    }
+    return last.slot;
+}
+
+/* Bytes of the message; -1 (no error set) where it has none. */
+static int64_t bytes_of(Counter *self, PyObject *here, PyObject *const *args, Py_ssize_t many, PyObject *names)
+{
+    PyObject *size = NULL;
+    if (self->size == Py_None) {
+        PyObject *tensor = argument(&self->sized, args, many, names);
+        if (self->sized.position < 0)
+            return 0;
+        if (tensor)
+            size = PyObject_GetAttr(tensor, name_nbytes);
+    } else {
+        Py_ssize_t all = many + (names ? PyTuple_GET_SIZE(names) : 0);
+        PyObject *with_group[24];
+        if (all < 24) {
+            with_group[0] = here;
+            for (Py_ssize_t i = 0; i < all; i++)
+                with_group[i + 1] = args[i];
+            size = PyObject_Vectorcall(self->size, with_group, many + 1, names);
+        }
+    }
+    int64_t bytes = size && PyLong_Check(size) ? PyLong_AsLongLong(size) : -1;
+    Py_XDECREF(size);
+    PyErr_Clear();
+    return bytes;
+}
+
+static int64_t number(PyObject *limit)
+{
+    int64_t value = PyLong_AsLongLong(limit);
+    if (value == -1 && PyErr_Occurred()) {
+        PyErr_Clear();
+        return INT64_MAX;
+    }
+    return value;
+}
+
+/* Adds a call that came back to its cell. No error is left set: one of ours is none of the user's. */
+static void count(Counter *self, PyObject *cell, PyObject *here, int64_t started, int64_t took, int64_t bytes)
+{
+    PyObject *buckets = FIELD(cell, at.buckets);
+    int bucket = took > 0 ? 64 - __builtin_clzll((uint64_t)took) : 0;
+    int64_t key = 0;
+    if (bytes < 0) {
+        bytes = 0;
+        add(&FIELD(cell, at.unsized), 1);
+    }
+    if (bucket < PyList_GET_SIZE(buckets))
+        add(&PyList_GET_ITEM(buckets, bucket), 1);
+    add(&FIELD(cell, at.time), took);
+    add(&FIELD(cell, at.bytes), bytes);
+    if (self->numbered) {
+        add(&FIELD(here, at.calls), 1);
+        key = number(FIELD(here, at.calls));
+    }
+    if (took > number(FIELD(cell, at.notable)) || (self->numbered && key >= number(FIELD(here, at.sampled)))) {
+        PyObject *said = PyObject_CallMethod(cell, "note", "LLLL", (long long)started, (long long)took,
+                                             (long long)bytes, (long long)key);
+        Py_XDECREF(said);
+    }
+    PyErr_Clear();
+}
+
+static PyObject *call_counted(Counter *self, PyObject *cell, PyObject *slot, int deferred, PyObject *const *args,
+                              size_t flags, PyObject *names)
+{
+    Py_ssize_t many = PyVectorcall_NARGS(flags);
+    int64_t started = now();
+    PyObject *noted = PyLong_FromLongLong(started);
+    if (!noted)
+        return NULL;
+    set(slot, at.started, noted);
+    set(slot, at.call, Py_NewRef(cell));
+    PyObject *result = PyObject_Vectorcall(self->original, args, flags, names);
+    int64_t took = now() - started;
+    set(slot, at.call, Py_NewRef(Py_None));
+    if (!result) {
+        PyObject *kind, *error, *traceback;
+        PyErr_Fetch(&kind, &error, &traceback);
+        add(&FIELD(cell, at.errors), 1);
+        PyErr_Restore(kind, error, traceback);
+        return NULL;
+    }
+    PyObject *here = Py_NewRef(FIELD(cell, at.here));
+    int64_t bytes = bytes_of(self, here, args, many, names);
+    if (deferred && result != Py_None) {
+        Py_XDECREF(PyObject_CallFunctionObjArgs(self->track, result, cell, NULL));
+        PyErr_Clear();
+    }
+    count(self, cell, here, started, took, bytes);
+    Py_DECREF(here);
+    return result;
+}
+
+/* How an instrumented function is called. */
+static PyObject *call(PyObject *function, PyObject *const *args, size_t flags, PyObject *names)
+{
+    PyObject *attributes = ((PyFunctionObject *)function)->func_dict;
+    Counter *self = attributes ? (Counter *)PyDict_GetItemWithError(attributes, name_counter) : NULL;
+    if (!self) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_RuntimeError, "ddtrace_pytorch: an instrumented function has lost its counter");
+        return NULL;
+    }
+    Py_INCREF(self); /* released by another thread meanwhile, it goes after this call */
+    Py_ssize_t many = PyVectorcall_NARGS(flags);
+    PyObject *group = argument(&self->group, args, many, names);
+    PyObject *asked = argument(&self->deferred, args, many, names);
+    int deferred = self->always_deferred || (asked && asked == Py_True);
+    PyObject *cell = NULL, *slot = NULL, *result;
+    if (!asked || PyBool_Check(asked)) {
+        cell = cell_of(self, deferred, group ? group : self->default_group);
+        slot = cell ? slot_of(self) : NULL;
+    }
+    if (slot && FIELD(slot, at.call) == Py_None)
+        result = call_counted(self, cell, slot, deferred, args, flags, names);
+    else
+        result = PyObject_Vectorcall(self->careful, args, flags, names);
+    Py_XDECREF(cell);
+    Py_DECREF(self);
+    return result;
+}
+
+static int traverse(Counter *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->original);
+    Py_VISIT(self->careful);
+    Py_VISIT(self->waited);
+    Py_VISIT(self->issued);
+    Py_VISIT(self->local);
+    Py_VISIT(self->track);
+    Py_VISIT(self->size);
+    Py_VISIT(self->default_group);
+    return 0;
+}
+
+/* Not tp_clear: a call may be under way. All that a counter refers to can be cleared itself. */
+static void dealloc(Counter *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    Py_XDECREF(self->original);
+    Py_XDECREF(self->careful);
+    Py_XDECREF(self->waited);
+    Py_XDECREF(self->issued);
+    Py_XDECREF(self->local);
+    Py_XDECREF(self->track);
+    Py_XDECREF(self->size);
+    Py_XDECREF(self->default_group);
+    Py_XDECREF(self->group.name);
+    Py_XDECREF(self->deferred.name);
+    Py_XDECREF(self->sized.name);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyType_Slot counter_slots[] = {
+    {Py_tp_traverse, traverse},
+    {Py_tp_dealloc, dealloc},
+    {Py_tp_doc, "What a call of one instrumented function needs to know."},
+    {0, NULL},
+};
+static PyType_Spec counter_spec = {
+    "ddtrace_pytorch.collectives._counting.Counter", sizeof(Counter), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, counter_slots};
+static PyTypeObject *counter_type;
+
+/* `function`'s calls, from now on counted; see _counting.pyi. */
+static PyObject *instrument(PyObject *module, PyObject *args)
+{
+    PyObject *function, *original, *careful, *waited, *issued, *local, *track, *size, *default_group;
+    Parameter group, deferred, sized;
+    int always_deferred, numbered;
+    long serial;
+    if (!PyArg_ParseTuple(args, "O!O!OOOOlOOO(nU)(nU)(nU)pp:instrument", &PyFunction_Type, &function, &PyFunction_Type,
+                          &original, &careful, &waited, &issued, &local, &serial, &track, &size, &default_group,
+                          &group.position, &group.name, &deferred.position, &deferred.name, &sized.position,
+                          &sized.name, &always_deferred, &numbered))
+        return NULL;
+    if (!at.cell) {
+        PyErr_SetString(PyExc_RuntimeError, "lay_out() comes first");
+        return NULL;
+    }
+    if (Py_TYPE(waited) != at.line || Py_TYPE(issued) != at.line) {
+        PyErr_SetString(PyExc_TypeError, "both lines have to be of the class that lay_out() was given");
+        return NULL;
+    }
+    Counter *self = PyObject_GC_New(Counter, counter_type);
+    if (!self)
+        return NULL;
+    self->original = Py_NewRef(original);
+    self->careful = Py_NewRef(careful);
+    self->waited = Py_NewRef(waited);
+    self->issued = Py_NewRef(issued);
+    self->local = Py_NewRef(local);
+    self->serial = serial;
+    self->track = Py_NewRef(track);
+    self->size = Py_NewRef(size);
+    self->default_group = Py_NewRef(default_group);
+    self->group = group;
+    self->deferred = deferred;
+    self->sized = sized;
+    Py_INCREF(group.name);
+    Py_INCREF(deferred.name);
+    Py_INCREF(sized.name);
+    self->always_deferred = always_deferred;
+    self->numbered = numbered;
+    PyObject_GC_Track(self);
+    int failed = PyObject_SetAttr(function, name_counter, (PyObject *)self);
+    Py_DECREF(self);
+    if (failed)
+        return NULL;
+#if PY_VERSION_HEX >= 0x030C0000
+    PyFunction_SetVectorcall((PyFunctionObject *)function, call);
+#else
+    ((PyFunctionObject *)function)->vectorcall = call;
+#endif
+    Py_RETURN_NONE;
+}
+
+/* Undoes instrument(): whoever still holds `function` calls torch's. */
+static PyObject *release(PyObject *module, PyObject *function)
+{
+    if (!PyFunction_Check(function) || ((PyFunctionObject *)function)->vectorcall != call)
+        Py_RETURN_NONE;
+    Counter *self = (Counter *)PyObject_GetAttr(function, name_counter);
+    if (!self)
+        return NULL;
+    ((PyFunctionObject *)function)->vectorcall = ((PyFunctionObject *)self->original)->vectorcall;
+    Py_DECREF(self);
+    if (PyObject_DelAttr(function, name_counter))
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static int find(PyTypeObject *type, const char *name, Py_ssize_t *offset)
+{
+    PyObject *found = PyObject_GetAttrString((PyObject *)type, name);
+    if (!found)
+        return -1;
+    if (Py_TYPE(found) != &PyMemberDescr_Type) {
+        PyErr_Format(PyExc_TypeError, "%s.%s is not in __slots__", type->tp_name, name);
+        Py_DECREF(found);
+        return -1;
+    }
+    *offset = ((PyMemberDescrObject *)found)->d_member->offset;
+    Py_DECREF(found);
+    return 0;
+}
+
+/* Finds where the attributes of the ledger's classes lie; see _counting.pyi. */
+static PyObject *lay_out(PyObject *module, PyObject *args)
+{
+    PyTypeObject *cell, *line, *group, *slot;
+    if (!PyArg_ParseTuple(args, "O!O!O!O!:lay_out", &PyType_Type, &cell, &PyType_Type, &line, &PyType_Type, &group,
+                          &PyType_Type, &slot))
+        return NULL;
+    const struct {
+        PyTypeObject *type;
+        const char *name;
+        Py_ssize_t *offset;
+    } fields[] = {
+        {line, "default", &at.default_}, {line, "others", &at.others},   {slot, "call", &at.call},
+        {slot, "started", &at.started},  {group, "calls", &at.calls},    {group, "sampled", &at.sampled},
+        {cell, "group", &at.here},       {cell, "buckets", &at.buckets}, {cell, "time", &at.time},
+        {cell, "bytes", &at.bytes},      {cell, "errors", &at.errors},   {cell, "unsized", &at.unsized},
+        {cell, "notable", &at.notable},
+    };
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        if (find(fields[i].type, fields[i].name, fields[i].offset))
+            return NULL;
+    Py_INCREF(line);
+    Py_INCREF(slot);
+    Py_INCREF(cell);
+    at.line = line;
+    at.slot = slot;
+    at.cell = cell;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef functions[] = {
+    {"lay_out", lay_out, METH_VARARGS, NULL},
+    {"instrument", instrument, METH_VARARGS, NULL},
+    {"release", release, METH_O, NULL},
+    {NULL, NULL, 0, NULL},
+};
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_counting", "The hot path in C.", -1, functions};
+
+PyMODINIT_FUNC PyInit__counting(void)
+{
+    name_slot = PyUnicode_InternFromString("slot");
+    name_nbytes = PyUnicode_InternFromString("nbytes");
+    name_counter = PyUnicode_InternFromString("_ddtrace_pytorch_counter");
+    counter_type = (PyTypeObject *)PyType_FromSpec(&counter_spec);
+    if (!name_slot || !name_nbytes || !name_counter || !counter_type)
+        return NULL;
+    return PyModule_Create(&definition);
+}
