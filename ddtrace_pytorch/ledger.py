@@ -8,6 +8,7 @@ are generated (:mod:`ddtrace_pytorch.collectives.wrappers`) and have these lines
 
 from __future__ import annotations
 
+import itertools
 import sys
 import weakref
 from collections import deque
@@ -23,6 +24,8 @@ from ddtrace_pytorch.sampling import following, level_for
 NEVER = sys.maxsize
 
 SAMPLES_A_BEAT = 20
+# How many of the last collectives of a group are remembered; a power of two.
+RECENT = 32
 # Notable calls (slow ones, or all in the modes that ask for it) held between two beats; beyond that they are counted.
 NOTABLE_HELD = 4_096
 
@@ -40,7 +43,8 @@ class Group:
 
     `name` is torch's, the same on every member; `label` what a person calls it (``dp``, ``world``); `ranks` the global
     ranks in the group's order; `calls` the number of collectives that were issued on it, which all its ranks agree on;
-    `sampled` the number of the next one to be recorded by itself, of which there were `samples` since the last beat.
+    `recent` and `sizes` the cells and bytes of the last ones, where number n is at n modulo :data:`RECENT`; `sampled`
+    the number of the next one to be recorded by itself, of which there were `samples` since the last beat.
     """
 
     __slots__ = (
@@ -56,9 +60,11 @@ class Group:
         "process_group",
         "rank",
         "ranks",
+        "recent",
         "sampled",
         "samples",
         "size",
+        "sizes",
     )  # fmt: skip
 
     def __init__(self, name: str, label: str, backend: str, ranks: tuple[int, ...], rank: int) -> None:
@@ -70,6 +76,8 @@ class Group:
         self.size = len(ranks)
         self.crosses_nodes: bool | None = None
         self.calls = 0
+        self.recent: list[Cell | None] = [None] * RECENT
+        self.sizes = [0] * RECENT
         self.sampled = 1
         self.level = 0
         self.samples = 0
@@ -95,7 +103,8 @@ class Note:
 
 
 class Cell:
-    """Totals of one operation on one group, of calls made in one way. `numbered`: they are among the group's `calls`.
+    """Totals of one operation on one group, of calls made in one way. `numbered`: they are among the group's `calls`;
+    no other cell of the ledger has its `number`.
 
     `time` and `slowest` in ns of the caller's time; `buckets[b]` counts calls of less than 2**b ns, and at least half
     of that; `waits` and `waited` are what callers of deferred calls then waited for them.
@@ -109,6 +118,7 @@ class Cell:
         "how",
         "ledger",
         "notable",
+        "number",
         "numbered",
         "operation",
         "slow",
@@ -127,6 +137,7 @@ class Cell:
         self.group = group
         self.how = how
         self.numbered = numbered
+        self.number = next(ledger.numbers)
         self.bytes = self.time = self.errors = self.unsized = 0
         self.buckets = [0] * BUCKETS
         self.slowest = -1
@@ -152,6 +163,11 @@ class Cell:
         slowest, code, instruction = self.slowest, self.slowest_code, self.slowest_at
         self.slowest = self.notable = -1
         return max(slowest, 0), code, instruction
+
+    def fail(self, subject: Any, error: BaseException) -> None:
+        """Count a call that raised `error`; `subject` is the first of its arguments."""
+        self.errors += 1
+        self.ledger.on_failure(self, subject, error)
 
     def add(self, started: int, took: int, size: int, key: int = 0) -> None:
         """Count one call, from a place that isn't generated; `key` is its number on the group, if it has one."""
@@ -236,6 +252,9 @@ class Ledger:
         """`slow` in ns: a call that takes longer, and eight times its operation's p99, is noted by itself; on groups
         that `each` is true of, every call is."""
         self.groups: list[Group] = []
+        self.numbers = itertools.count()
+        # Told of each call that raises, on its thread, before its caller hears of it; must not raise.
+        self.on_failure: Callable[[Cell, Any, BaseException], object] = lambda cell, subject, error: None
         self.samples: deque[tuple[Cell, int, int, int, int]] = deque(maxlen=1_024)
         self.notes: deque[Note] = deque()
         self.notes_lost = 0

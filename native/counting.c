@@ -22,12 +22,13 @@
 static struct {
     PyTypeObject *cell, *line, *slot;
     Py_ssize_t default_, others;                                                /* Line */
-    Py_ssize_t call, started;                                                   /* Slot */
-    Py_ssize_t calls, sampled;                                                  /* Group */
-    Py_ssize_t here, buckets, time, bytes, errors, unsized, notable;            /* Cell */
+    Py_ssize_t call, started, subject, address;                                 /* Slot */
+    Py_ssize_t calls, recent, sizes, sampled;                                   /* Group */
+    Py_ssize_t here, buckets, time, bytes, unsized, notable, number;            /* Cell */
 } at;
 
-static PyObject *name_slot, *name_nbytes, *name_counter;
+static PyObject *name_slot, *name_nbytes, *name_dtype, *name_counter;
+static PyObject *dtypes; /* a tuple; see lay_out() */
 
 #define FIELD(object, offset) (*(PyObject **)((char *)(object) + (offset)))
 
@@ -84,7 +85,7 @@ typedef struct {
     PyObject *track;
     PyObject *size; /* called for the bytes of a message; None where those are `nbytes` of the parameter `sized` */
     PyObject *default_group;
-    Parameter group, deferred, sized;
+    Parameter first, group, deferred, sized;
     int always_deferred, numbered;
 } Counter;
 
@@ -178,6 +179,14 @@ static int64_t number(PyObject *limit)
     return value;
 }
 
+/* Puts `value`, whose reference it takes, where number `key` is in a list of the last ones. */
+static void remember(PyObject *last, int64_t key, PyObject *value)
+{
+    Py_ssize_t many = PyList_GET_SIZE(last); /* a power of two */
+    if (value)
+        PyList_SetItem(last, (Py_ssize_t)(key & (many - 1)), value);
+}
+
 /* Adds a call that came back to its cell. No error is left set: one of ours is none of the user's. */
 static void count(Counter *self, PyObject *cell, PyObject *here, int64_t started, int64_t took, int64_t bytes)
 {
@@ -195,6 +204,8 @@ static void count(Counter *self, PyObject *cell, PyObject *here, int64_t started
     if (self->numbered) {
         add(&FIELD(here, at.calls), 1);
         key = number(FIELD(here, at.calls));
+        remember(FIELD(here, at.recent), key, Py_NewRef(cell));
+        remember(FIELD(here, at.sizes), key, PyLong_FromLongLong(bytes));
     }
     if (took > number(FIELD(cell, at.notable)) || (self->numbered && key >= number(FIELD(here, at.sampled)))) {
         PyObject *said = PyObject_CallMethod(cell, "note", "LLLL", (long long)started, (long long)took,
@@ -204,33 +215,85 @@ static void count(Counter *self, PyObject *cell, PyObject *here, int64_t started
     PyErr_Clear();
 }
 
+/* The place of the dtype of `subject`, a tensor or a sequence of them, among `dtypes`, from 1 on; 0: it has none. */
+static int64_t dtype_of(PyObject *subject)
+{
+    if (PyList_Check(subject))
+        subject = PyList_GET_SIZE(subject) ? PyList_GET_ITEM(subject, 0) : Py_None;
+    PyObject *dtype = PyObject_GetAttr(subject, name_dtype);
+    int64_t place = 0;
+    for (Py_ssize_t i = 0; dtype && !place && i < PyTuple_GET_SIZE(dtypes); i++)
+        if (PyTuple_GET_ITEM(dtypes, i) == dtype)
+            place = i + 1;
+    Py_XDECREF(dtype);
+    PyErr_Clear();
+    return place;
+}
+
+/* Writes what this thread enters to where it outlives the process; see ddtrace_pytorch.stalls.positions. */
+static void enter(Counter *self, PyObject *cell, PyObject *here, PyObject *slot, PyObject *subject, int64_t started,
+                  int64_t bytes)
+{
+    volatile int64_t *position = PyLong_AsVoidPtr(FIELD(slot, at.address));
+    if (!position)
+        return;
+    position[1] = self->numbered ? number(FIELD(here, at.calls)) + 1 : 0;
+    position[2] = bytes;
+    position[3] = subject ? dtype_of(subject) : 0;
+    position[4] = started;
+    position[0] = number(FIELD(cell, at.number)) + 1;
+}
+
+static void leave(PyObject *slot)
+{
+    volatile int64_t *position = PyLong_AsVoidPtr(FIELD(slot, at.address));
+    if (position)
+        position[0] = 0;
+}
+
+/* Tells of the error that is set, and leaves it set. */
+static void fail(PyObject *cell, PyObject *subject)
+{
+    PyObject *kind, *error, *traceback;
+    PyErr_Fetch(&kind, &error, &traceback);
+    PyErr_NormalizeException(&kind, &error, &traceback);
+    if (traceback)
+        PyException_SetTraceback(error, traceback);
+    Py_XDECREF(PyObject_CallMethod(cell, "fail", "OO", subject ? subject : Py_None, error));
+    PyErr_Clear();
+    PyErr_Restore(kind, error, traceback);
+}
+
 static PyObject *call_counted(Counter *self, PyObject *cell, PyObject *slot, int deferred, PyObject *const *args,
                               size_t flags, PyObject *names)
 {
     Py_ssize_t many = PyVectorcall_NARGS(flags);
-    int64_t started = now();
+    PyObject *here = Py_NewRef(FIELD(cell, at.here));
+    PyObject *subject = argument(&self->first, args, many, names);
+    int64_t bytes = bytes_of(self, here, args, many, names), started = now();
     PyObject *noted = PyLong_FromLongLong(started);
-    if (!noted)
+    if (!noted) {
+        Py_DECREF(here);
         return NULL;
+    }
     set(slot, at.started, noted);
+    set(slot, at.subject, Py_NewRef(subject ? subject : Py_None));
     set(slot, at.call, Py_NewRef(cell));
+    enter(self, cell, here, slot, subject, started, bytes);
     PyObject *result = PyObject_Vectorcall(self->original, args, flags, names);
     int64_t took = now() - started;
+    leave(slot);
     set(slot, at.call, Py_NewRef(Py_None));
-    if (!result) {
-        PyObject *kind, *error, *traceback;
-        PyErr_Fetch(&kind, &error, &traceback);
-        add(&FIELD(cell, at.errors), 1);
-        PyErr_Restore(kind, error, traceback);
-        return NULL;
+    set(slot, at.subject, Py_NewRef(Py_None));
+    if (result) {
+        if (deferred && result != Py_None) {
+            Py_XDECREF(PyObject_CallFunctionObjArgs(self->track, result, cell, NULL));
+            PyErr_Clear();
+        }
+        count(self, cell, here, started, took, bytes);
+    } else {
+        fail(cell, subject);
     }
-    PyObject *here = Py_NewRef(FIELD(cell, at.here));
-    int64_t bytes = bytes_of(self, here, args, many, names);
-    if (deferred && result != Py_None) {
-        Py_XDECREF(PyObject_CallFunctionObjArgs(self->track, result, cell, NULL));
-        PyErr_Clear();
-    }
-    count(self, cell, here, started, took, bytes);
     Py_DECREF(here);
     return result;
 }
@@ -291,6 +354,7 @@ static void dealloc(Counter *self)
     Py_XDECREF(self->track);
     Py_XDECREF(self->size);
     Py_XDECREF(self->default_group);
+    Py_XDECREF(self->first.name);
     Py_XDECREF(self->group.name);
     Py_XDECREF(self->deferred.name);
     Py_XDECREF(self->sized.name);
@@ -313,12 +377,12 @@ static PyTypeObject *counter_type;
 static PyObject *instrument(PyObject *module, PyObject *args)
 {
     PyObject *function, *original, *careful, *waited, *issued, *local, *track, *size, *default_group;
-    Parameter group, deferred, sized;
+    Parameter first, group, deferred, sized;
     int always_deferred, numbered;
     long serial;
-    if (!PyArg_ParseTuple(args, "O!O!OOOOlOOO(nU)(nU)(nU)pp:instrument", &PyFunction_Type, &function, &PyFunction_Type,
+    if (!PyArg_ParseTuple(args, "O!O!OOOOlOOO(nU)(nU)(nU)(nU)pp:instrument", &PyFunction_Type, &function, &PyFunction_Type,
                           &original, &careful, &waited, &issued, &local, &serial, &track, &size, &default_group,
-                          &group.position, &group.name, &deferred.position, &deferred.name, &sized.position,
+                          &first.position, &first.name, &group.position, &group.name, &deferred.position, &deferred.name, &sized.position,
                           &sized.name, &always_deferred, &numbered))
         return NULL;
     if (!at.cell) {
@@ -341,9 +405,11 @@ static PyObject *instrument(PyObject *module, PyObject *args)
     self->track = Py_NewRef(track);
     self->size = Py_NewRef(size);
     self->default_group = Py_NewRef(default_group);
+    self->first = first;
     self->group = group;
     self->deferred = deferred;
     self->sized = sized;
+    Py_INCREF(first.name);
     Py_INCREF(group.name);
     Py_INCREF(deferred.name);
     Py_INCREF(sized.name);
@@ -396,8 +462,9 @@ static int find(PyTypeObject *type, const char *name, Py_ssize_t *offset)
 static PyObject *lay_out(PyObject *module, PyObject *args)
 {
     PyTypeObject *cell, *line, *group, *slot;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!:lay_out", &PyType_Type, &cell, &PyType_Type, &line, &PyType_Type, &group,
-                          &PyType_Type, &slot))
+    PyObject *known;
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!:lay_out", &PyType_Type, &cell, &PyType_Type, &line, &PyType_Type, &group,
+                          &PyType_Type, &slot, &PyTuple_Type, &known))
         return NULL;
     const struct {
         PyTypeObject *type;
@@ -405,10 +472,11 @@ static PyObject *lay_out(PyObject *module, PyObject *args)
         Py_ssize_t *offset;
     } fields[] = {
         {line, "default", &at.default_}, {line, "others", &at.others},   {slot, "call", &at.call},
-        {slot, "started", &at.started},  {group, "calls", &at.calls},    {group, "sampled", &at.sampled},
+        {slot, "started", &at.started},  {slot, "subject", &at.subject}, {group, "calls", &at.calls},
+        {group, "recent", &at.recent},   {group, "sizes", &at.sizes},    {group, "sampled", &at.sampled},
         {cell, "group", &at.here},       {cell, "buckets", &at.buckets}, {cell, "time", &at.time},
-        {cell, "bytes", &at.bytes},      {cell, "errors", &at.errors},   {cell, "unsized", &at.unsized},
-        {cell, "notable", &at.notable},
+        {cell, "bytes", &at.bytes},      {cell, "unsized", &at.unsized}, {cell, "notable", &at.notable},
+        {cell, "number", &at.number},    {slot, "address", &at.address},
     };
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         if (find(fields[i].type, fields[i].name, fields[i].offset))
@@ -419,6 +487,7 @@ static PyObject *lay_out(PyObject *module, PyObject *args)
     at.line = line;
     at.slot = slot;
     at.cell = cell;
+    Py_XSETREF(dtypes, Py_NewRef(known));
     Py_RETURN_NONE;
 }
 
@@ -434,9 +503,10 @@ PyMODINIT_FUNC PyInit__counting(void)
 {
     name_slot = PyUnicode_InternFromString("slot");
     name_nbytes = PyUnicode_InternFromString("nbytes");
+    name_dtype = PyUnicode_InternFromString("dtype");
     name_counter = PyUnicode_InternFromString("_ddtrace_pytorch_counter");
     counter_type = (PyTypeObject *)PyType_FromSpec(&counter_spec);
-    if (!name_slot || !name_nbytes || !name_counter || !counter_type)
+    if (!name_slot || !name_nbytes || !name_dtype || !name_counter || !counter_type)
         return NULL;
     return PyModule_Create(&definition);
 }

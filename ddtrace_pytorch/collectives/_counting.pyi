@@ -5,8 +5,10 @@ from typing import Any
 from ddtrace_pytorch.collectives.in_flight import Slot
 from ddtrace_pytorch.ledger import Cell, Group, Line
 
-def lay_out(cell: type[Cell], line: type[Line], group: type[Group], slot: type[Slot]) -> None:
+def lay_out(cell: type[Cell], line: type[Line], group: type[Group], slot: type[Slot], dtypes: tuple[Any, ...]) -> None:
     """Find where the attributes of these classes lie; once, before the first :func:`instrument`.
+
+    `dtypes` are those that a position names by their number, from 1 on.
 
     Raises TypeError if one that the hot path needs is not in ``__slots__``.
     """
@@ -22,6 +24,7 @@ def instrument(
     track: Callable[[Any, Cell], object],
     size: Callable[..., int] | None,
     default_group: Any,
+    first: tuple[int, str],
     group: tuple[int, str],
     deferred: tuple[int, str],
     sized: tuple[int, str],
@@ -32,7 +35,7 @@ def instrument(
     """Have each call of `function` run and count `original`, or run `careful` where it is out of the ordinary.
 
     The attribute ``slot`` of `local`, a ``threading.local``, is the thread's :class:`Slot`; no two of them may have the
-    same `serial`, which is not 0. The three pairs are the position and name of a parameter; position -1: there is none. `size` is called with the
+    same `serial`, which is not 0. The four pairs are the position and name of a parameter; position -1: there is none. `size` is called with the
     group's ledger entry before the arguments; None: the message is the ``nbytes`` of the parameter `sized`.
     """
 

@@ -10,6 +10,7 @@ import inspect
 import re
 from collections.abc import Callable
 from types import FunctionType
+from typing import Any
 
 from ddtrace_pytorch.collectives import sizes
 from ddtrace_pytorch.collectives.generated import signature_of
@@ -23,10 +24,20 @@ except ImportError:
     exists = False
 else:
     exists = True
-    _counting.lay_out(Cell, Line, Group, Slot)
 
 _NOTHING = (-1, "")
 _BYTES_OF_ONE = re.compile(r"(\w+)\.nbytes")
+
+
+def prepare(torch: Any) -> None:
+    """Once, before the first :func:`instrument`."""
+    if exists:
+        _counting.lay_out(Cell, Line, Group, Slot, dtypes(torch))
+
+
+def dtypes(torch: Any) -> tuple[Any, ...]:
+    """Torch's types of numbers, as a position numbers them from 1 on."""
+    return tuple(sorted({one for one in vars(torch).values() if isinstance(one, torch.dtype)}, key=str))
 
 
 def instrument(
@@ -67,6 +78,7 @@ def instrument(
         track,
         _size_function(operation, original) if has_size_of_its_own else None,
         parameters["group"].default,
+        next(iter(at.values())),
         at["group"],
         at.get(operation.deferred, _NOTHING),
         at[one[1]] if one is not None else _NOTHING,

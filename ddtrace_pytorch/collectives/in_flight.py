@@ -16,17 +16,21 @@ _serials = itertools.count(1)
 
 
 class Slot:
-    """One thread's: what it is in (None: nothing), and since when on the monotonic clock, in ns.
+    """One thread's: what it is in (None: nothing), since when on the monotonic clock, in ns, and with which first
+    argument (`subject`; mostly a tensor or a list of them, and never kept beyond the call). `address`: of memory that
+    outlives the process, where the part in C writes the same (0: there is none).
 
     What a thread calls while its slot is taken is part of that call: torch.function modes and tensor subclasses enter
     a function twice, and `*_object` functions call others.
     """
 
-    __slots__ = ("__weakref__", "call", "started")
+    __slots__ = ("__weakref__", "address", "call", "started", "subject")
 
     def __init__(self) -> None:
         self.call: Cell | Composite | None = None
         self.started = 0
+        self.subject: Any = None
+        self.address = 0
 
 
 class InFlight:

@@ -33,6 +33,7 @@ class Instrument:
     ) -> None:
         """`wraps`: there are other functions of torch that had to be wrapped."""
         self.in_flight = InFlight()
+        self._torch = torch
         self._distributed = torch.distributed
         self._bindings = torch._C._distributed_c10d
         self._release = release_of(torch.__version__)
@@ -57,6 +58,7 @@ class Instrument:
 
     def install(self) -> None:
         """Instrument every function of the table that this torch has, and every process group, also those to come."""
+        safely("prepare to count in C")(c_wrappers.prepare)(self._torch)
         safely("keep out of the compiler's sight")(compiler.leave_package_uncompiled)()
         if self._forced in ("auto", "hooks"):
             self._use_hooks()

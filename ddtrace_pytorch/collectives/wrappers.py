@@ -23,10 +23,14 @@ from ddtrace_pytorch.collectives.generated import compiled, signature_of
 from ddtrace_pytorch.collectives.in_flight import InFlight
 from ddtrace_pytorch.collectives.in_place import UnknownShape
 from ddtrace_pytorch.collectives.surface import Operation
-from ddtrace_pytorch.ledger import Cell, How, Ledger
+from ddtrace_pytorch.ledger import RECENT, Cell, How, Ledger
 
 # What is to be done with the Work of a call that returned before it was complete.
 Track = Callable[[Any, Cell], object]
+
+_NUMBER = f"""here.calls = _key = here.calls + 1
+        here.recent[_key & {RECENT - 1}] = _cell
+        here.sizes[_key & {RECENT - 1}] = _size"""
 
 _LEAF = """
 def make(_original, _waited, _issued, _find, _local, _new_slot, _track):
@@ -45,16 +49,17 @@ def make(_original, _waited, _issued, _find, _local, _new_slot, _track):
                 except _BaseException as _error:
                     _leave_no_trace(_error)
                     raise
+        _slot.subject = {first}
         _slot.started = _started = _now()
         _slot.call = _cell
         try:
             _result = _original({arguments})
         except _BaseException as _error:
-            _cell.errors += 1
+            _cell.fail({first}, _error)
             _leave_no_trace(_error)
             raise
         finally:
-            _slot.call = None
+            _slot.call = _slot.subject = None
         _took = _now() - _started
         _bucket = _took.bit_length()
         here = _cell.group
@@ -131,6 +136,7 @@ class Leaf:
             name=original.__name__,
             parameters=parameters,
             arguments=arguments,
+            first=arguments.partition(",")[0],
             size=operation.size,
             deferred=operation.deferred,
             line=f"(_issued if {operation.deferred} else _waited)"
@@ -139,7 +145,7 @@ class Leaf:
             track="pass"
             if operation.deferred == "False"
             else f"if {operation.deferred} and _result is not None: _track(_result, _cell)",
-            number="here.calls = _key = here.calls + 1" if numbered else "_key = 0",
+            number=_NUMBER if numbered else "_key = 0",
             noteworthy="_took > _cell.notable" + (" or _key >= here.sampled" if numbered else ""),
         )
         home = _home(self._public, original)

@@ -64,9 +64,7 @@ def test_wheel_holds_the_part_in_c_for_this_python_alone(wheel: zipfile.ZipFile)
     assert f"Tag: cp3{sys.version_info.minor}-" in metadata_of(wheel, "WHEEL")
 
 
-def test_wheel_is_of_python_alone_where_there_is_no_c_compiler(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wheel_is_of_python_alone_where_there_is_no_c_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkout = tmp_path / "checkout"
     shutil.copytree(ROOT, checkout, ignore=shutil.ignore_patterns(".*", "*.so", "benchmarks", "tests"))
     monkeypatch.setenv("PATH", "/nowhere")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import gc
 import inspect
 import sys
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -15,13 +17,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from ddtrace_pytorch.collectives import composites, wrappers
+from ddtrace_pytorch.collectives import c_wrappers, composites, wrappers
 from ddtrace_pytorch.collectives.in_flight import InFlight
 from ddtrace_pytorch.collectives.in_place import UnknownShape
 from ddtrace_pytorch.collectives.surface import OPERATIONS, Operation
 from ddtrace_pytorch.collectives.telling import place
-from ddtrace_pytorch.ledger import NEVER, SAMPLES_A_BEAT, Group, How, Ledger
+from ddtrace_pytorch.ledger import NEVER, RECENT, SAMPLES_A_BEAT, Group, How, Ledger
 
 BY_NAME = {operation.function: operation for operation in OPERATIONS}
 
@@ -72,6 +75,7 @@ def nothing_tracked() -> None:
 @pytest.fixture(params=[False, True], ids=["python", "c"], autouse=True)
 def in_c(request: pytest.FixtureRequest) -> Iterator[None]:
     """Whether ordinary calls are counted in C; both have to do the same."""
+    c_wrappers.prepare(torch)
     form.append(request.param)
     yield
     form.pop()
@@ -228,6 +232,63 @@ def test_a_process_group_is_not_kept_alive_and_its_id_not_confused(ledger: Ledge
         ours(Tensor(1), group=another)
         del another
     assert [here.calls for here in ledger.groups] == [1] * 51
+
+
+def test_who_looks_during_a_call_sees_what_it_is_and_with_what(ledger: Ledger) -> None:
+    in_flight = InFlight()
+    seen: list[Any] = []
+
+    def looked_at(tensor: Any, op: str = "sum", group: Any = None, async_op: bool = False) -> Any:
+        seen.extend((slot.call.operation, slot.started > 0, slot.subject) for slot in in_flight.taken())
+        if op == "wrong":
+            raise ValueError(op)
+
+    failed: list[Any] = []
+    ledger.on_failure = lambda cell, subject, error: failed.append((cell.operation, subject, str(error)))
+    ours = wrapped(ledger, "all_reduce", looked_at, in_flight)
+    tensor = Tensor(4)
+    for _ in range(2):
+        ours(tensor)
+        with pytest.raises(ValueError, match="wrong"):
+            ours(op="wrong", tensor=tensor)
+    assert seen == [("all_reduce", True, tensor)] * 4
+    assert failed == [("all_reduce", tensor, "wrong")] * 2
+    assert [slot.subject for slot in [in_flight.slot()]] == [None]
+    assert not in_flight.taken()
+
+
+def test_the_last_calls_of_a_group_are_remembered_with_their_sizes(ledger: Ledger) -> None:
+    ours = wrapped(ledger, "all_reduce", all_reduce)
+    for size in range(1, 41):
+        ours(Tensor(size))
+    here = only(ledger).group
+    last = [(here.recent[key % RECENT].operation, here.sizes[key % RECENT]) for key in range(41 - RECENT, 41)]
+    assert last == [("all_reduce", key) for key in range(41 - RECENT, 41)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bfloat16])
+def test_what_a_thread_enters_is_written_where_it_outlives_the_process(ledger: Ledger, dtype: torch.dtype) -> None:
+    if not form[-1]:
+        pytest.skip("only the part in C does so")
+    in_flight = InFlight()
+    memory = (ctypes.c_int64 * 8)()
+    during: list[list[int]] = []
+
+    def looked_at(tensor: Any, op: str = "sum", group: Any = None, async_op: bool = False) -> Any:
+        during.append(list(memory))
+
+    ours = wrapped(ledger, "all_reduce", looked_at, in_flight)
+    ours(torch.ones(3, dtype=dtype))
+    in_flight.slot().address = ctypes.addressof(memory)
+    ours(torch.ones(3, dtype=dtype))
+    number, key, size, kind, started, *_ = during[-1]
+    assert (number, key, size) == (only(ledger).number + 1, 2, 3 * dtype.itemsize)
+    assert c_wrappers.dtypes(torch)[kind - 1] is dtype
+    assert 0 < started < time.monotonic_ns()
+    assert memory[0] == 0
+    in_flight.slot().address = 0
+    ours(torch.ones(3))
+    assert list(memory)[:2] == [0, 2]
 
 
 def test_the_copy_counted_in_c_passes_for_the_original(ledger: Ledger) -> None:
