@@ -34,9 +34,10 @@ def instrument(
 ) -> None:
     """Have each call of `function` run and count `original`, or run `careful` where it is out of the ordinary.
 
-    The attribute ``slot`` of `local`, a ``threading.local``, is the thread's :class:`Slot`; no two of them may have the
-    same `serial`, which is not 0. The four pairs are the position and name of a parameter; position -1: there is none. `size` is called with the
-    group's ledger entry before the arguments; None: the message is the ``nbytes`` of the parameter `sized`.
+    The four pairs are the position and name of a parameter; position -1: there is none. `size` is called with the
+    group's ledger entry before the arguments; None: the message is the ``nbytes`` of the parameter `sized`. The
+    attribute ``slot`` of `local`, a ``threading.local``, is the thread's :class:`Slot`; no two of them may have the
+    same `serial`, which is not 0.
     """
 
 def release(function: FunctionType, /) -> None:

@@ -28,7 +28,7 @@ Undo = Callable[[], None]
 Around = Callable[[Callable[..., Any]], Callable[..., Any]]
 # Takes the original and that function; gives one to take its place that is like the original in all but what it does
 # when it is called, and what makes that one pass calls on.
-Faster = Callable[[FunctionType, FunctionType], tuple[FunctionType, Undo]]
+Faster = Callable[[FunctionType, Any], tuple[FunctionType, Undo]]
 
 
 class UnknownShape(TypeError):
@@ -63,7 +63,7 @@ def _decorated(function: FunctionType) -> CellType:
 def _exchange_cell(cell: CellType, around: Around, faster: Faster | None) -> Undo:
     original = cell.cell_contents
     ours = _unseen(around(original), original)
-    give_up = functools.partial(stand_aside, ours, original)
+    give_up: Undo = functools.partial(stand_aside, ours, original)
     if faster is not None:
         # Torch's decorators call what is in the cell with `*args`: the one way that never looks into the function.
         ours, give_up = faster(original, ours)

@@ -87,7 +87,8 @@ class RankState:
 
     def plain(self) -> dict[str, Any]:
         """This state in the types that JSON has; what is unknown is left out."""
-        return _plain(self)
+        plain: dict[str, Any] = _plain(self)
+        return plain
 
 
 def _plain(value: Any) -> Any:
