@@ -212,8 +212,8 @@ TABLE: tuple[Setting, ...] = (
         "instrument",
         _one_of("auto", "in_place", "python", "wrapt", "hooks"),
         "auto",
-        "How collectives are seen: `in_place`, `python` (that without its part in C), `wrapt`, `hooks` (from torch 2.14 "
-        "on), or `auto`, the best there is.",
+        "How collectives are seen: `in_place`, `python` (that without its part in C), `wrapt`, `hooks` (from torch "
+        "2.14 on), or `auto`, the best there is.",
     ),
     Setting(
         "DD_PYTORCH_NVTX",
