@@ -87,6 +87,13 @@ class Group:
         # What torch had counted on it before we came.
         self.launched_before: int | None = None
 
+    def number(self, cell: Cell, size: int) -> int:
+        """Count a collective of `cell` that moved `size` bytes among the group's; gives its number."""
+        self.calls = key = self.calls + 1
+        self.recent[key & (RECENT - 1)] = cell
+        self.sizes[key & (RECENT - 1)] = size
+        return key
+
 
 @dataclass(frozen=True)
 class Note:

@@ -46,7 +46,7 @@ class Composite:
         self.many += 1
         self.names[cell.operation] = None
         if cell.numbered and not self.coalesced:
-            cell.group.calls += 1
+            cell.group.number(cell, size)
 
 
 def objects(operation: Operation, ledger: Ledger, in_flight: InFlight) -> Callable[..., Any]:
@@ -76,7 +76,7 @@ def objects(operation: Operation, ledger: Ledger, in_flight: InFlight) -> Callab
             try:
                 result = original(*args, **kwargs)
             except BaseException as error:
-                cell.errors += 1
+                cell.fail(None, error)
                 leave_no_trace(error)
                 raise
             finally:
@@ -152,8 +152,7 @@ def coalescing(operation: Operation, ledger: Ledger, in_flight: InFlight, track:
         for work in works:
             track(work, cell)
         cell.unsized += whole.unsized
-        cell.group.calls += 1
-        cell.add(ending, took, whole.size, cell.group.calls)
+        cell.add(ending, took, whole.size, cell.group.number(cell, whole.size))
 
     return around
 

@@ -18,19 +18,21 @@ _serials = itertools.count(1)
 class Slot:
     """One thread's: what it is in (None: nothing), since when on the monotonic clock, in ns, and with which first
     argument (`subject`; mostly a tensor or a list of them, and never kept beyond the call). `address`: of memory that
-    outlives the process, where the part in C writes the same (0: there is none).
+    outlives the process, where the part in C writes the same (0: there is none). `waits`: the asynchronous call that it
+    waits for in `Work.wait`, its number on the group, and since when.
 
     What a thread calls while its slot is taken is part of that call: torch.function modes and tensor subclasses enter
     a function twice, and `*_object` functions call others.
     """
 
-    __slots__ = ("__weakref__", "address", "call", "started", "subject")
+    __slots__ = ("__weakref__", "address", "call", "started", "subject", "waits")
 
     def __init__(self) -> None:
         self.call: Cell | Composite | None = None
         self.started = 0
         self.subject: Any = None
         self.address = 0
+        self.waits: tuple[Cell, int, int] | None = None
 
 
 class InFlight:
@@ -52,7 +54,10 @@ class InFlight:
         found: Slot | None = getattr(self.local, "slot", None)
         return self.new_slot() if found is None else found
 
+    def slots(self) -> list[Slot]:
+        """Those of all threads that there are."""
+        return [slot for reference in tuple(self._slots) if (slot := reference()) is not None]
+
     def taken(self) -> list[Slot]:
         """The slots of threads that are in a collective."""
-        slots = [reference() for reference in tuple(self._slots)]
-        return [slot for slot in slots if slot is not None and slot.call is not None]
+        return [slot for slot in self.slots() if slot.call is not None]

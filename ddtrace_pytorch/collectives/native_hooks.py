@@ -172,7 +172,7 @@ class NativeHooks:
             cell.buckets[0] += 1
             cell.bytes += size
             if numbered:
-                here.calls += 1
+                here.number(cell, size)
 
         def hook(issued: Any) -> None:
             try:

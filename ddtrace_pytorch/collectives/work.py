@@ -24,18 +24,18 @@ class Waits:
     def __init__(self, work_class: Any, in_flight: InFlight) -> None:
         self._class = work_class
         self._in_flight = in_flight
-        self._pending: dict[weakref.ref[Any], Cell] = {}
+        self._pending: dict[weakref.ref[Any], tuple[Cell, int]] = {}
         self._undo: Callable[[], None] | None = None
         self._removed = False
         self._installing = threading.Lock()
 
     def track(self, work: Any, cell: Cell) -> None:
-        """`work` is that of a call counted in `cell`."""
+        """`work` is that of a call that is about to be counted in `cell`."""
         if self._undo is None:
             with self._installing:
                 if self._undo is None and not self._removed:
                     self._undo = self._install()
-        self._pending[weakref.ref(work, self._forget)] = cell
+        self._pending[weakref.ref(work, self._forget)] = cell, cell.group.calls + 1 if cell.numbered else 0
 
     def _forget(self, gone: weakref.ref[Any]) -> None:
         self._pending.pop(gone, None)
@@ -55,20 +55,25 @@ class Waits:
 
         def wait(self: Any, *arguments: Any, **named: Any) -> Any:
             # Blocking collectives come here too, from inside.
-            cell = pending.pop(reference(self), None) if in_flight.slot().call is None else None
-            if cell is None:
+            slot = in_flight.slot()
+            of = pending.pop(reference(self), None) if slot.call is None else None
+            if of is None:
                 try:
                     return original(self, *arguments, **named)
                 except BaseException as error:
                     leave_no_trace(error)
                     raise
+            cell, key = of
             started = monotonic_ns()
+            slot.waits = cell, key, started
             try:
                 return original(self, *arguments, **named)
             except BaseException as error:
+                cell.ledger.on_failure(cell, None, error)
                 leave_no_trace(error)
                 raise
             finally:
+                slot.waits = None
                 took = monotonic_ns() - started
                 cell.waits += 1
                 cell.waited += took

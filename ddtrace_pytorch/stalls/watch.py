@@ -1,0 +1,69 @@
+"""Notices what has been under way for too long, and when it ends after all. Pure: it is told the time.
+
+All times are nanoseconds on the monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+SECOND = 1_000_000_000
+# Of an operation's own 99th percentile on its group.
+PATIENCE = 8
+
+
+class Pending(NamedTuple):
+    """A collective that this rank is in or waits for. `group` is torch's name, `key` the collective's number there (0:
+    it has none), `limit` how long it may take."""
+
+    group: str
+    label: str
+    operation: str
+    key: int
+    since: int
+    limit: int
+
+
+class Stalled(NamedTuple):
+    """`pending` has `waited` so long: the `times`-th time that this is said of it."""
+
+    pending: Pending
+    waited: int
+    times: int
+
+
+class Over(NamedTuple):
+    """`pending`, of which it was said that it stalled, came to its end; it `took` so long."""
+
+    pending: Pending
+    took: int
+
+
+def limit(seconds: float, p99: int, timeout: int | None) -> int:
+    """How long an operation may take: `seconds`, or more where it often takes long; never more than half of its
+    group's own `timeout`, after which torch ends the job itself."""
+    patience = max(round(seconds * SECOND), PATIENCE * p99)
+    return patience if timeout is None else min(patience, timeout // 2)
+
+
+class Watch:
+    """Says of each stall that it is there, again whenever it has doubled, and that it is over."""
+
+    def __init__(self) -> None:
+        self._said: dict[Pending, tuple[int, int]] = {}  # how often, and from what wait on again
+
+    def look(self, pending: Iterable[Pending], now: int) -> tuple[list[Stalled], list[Over]]:
+        """What stalls and is to be said at `now`, longest first, and what of the stalls that were said is over."""
+        known, self._said = self._said, {}
+        stalled = []
+        for one in pending:
+            waited = now - one.since
+            times, due = known.pop(one, (0, one.limit))
+            if waited >= due:
+                times, due = times + 1, 2 * waited
+                stalled.append(Stalled(one, waited, times))
+            if times:
+                self._said[one] = times, due
+        stalled.sort(key=lambda one: -one.waited)
+        return stalled, [Over(one, now - one.since) for one in known]
