@@ -171,10 +171,10 @@ class Cell:
         self.slowest = self.notable = -1
         return max(slowest, 0), code, instruction
 
-    def fail(self, subject: Any, error: BaseException) -> None:
-        """Count a call that raised `error`; `subject` is the first of its arguments."""
+    def fail(self, error: BaseException) -> None:
+        """Count a call that raised `error`."""
         self.errors += 1
-        self.ledger.on_failure(self, subject, error)
+        self.ledger.on_failure(self, error)
 
     def add(self, started: int, took: int, size: int, key: int = 0) -> None:
         """Count one call, from a place that isn't generated; `key` is its number on the group, if it has one."""
@@ -261,7 +261,7 @@ class Ledger:
         self.groups: list[Group] = []
         self.numbers = itertools.count()
         # Told of each call that raises, on its thread, before its caller hears of it; must not raise.
-        self.on_failure: Callable[[Cell, Any, BaseException], object] = lambda cell, subject, error: None
+        self.on_failure: Callable[[Cell, BaseException], object] = lambda cell, error: None
         self.samples: deque[tuple[Cell, int, int, int, int]] = deque(maxlen=1_024)
         self.notes: deque[Note] = deque()
         self.notes_lost = 0

@@ -22,7 +22,7 @@
 static struct {
     PyTypeObject *cell, *line, *slot;
     Py_ssize_t default_, others;                                                /* Line */
-    Py_ssize_t call, started, subject, address;                                 /* Slot */
+    Py_ssize_t call, started, address;                                          /* Slot */
     Py_ssize_t calls, recent, sizes, sampled;                                   /* Group */
     Py_ssize_t here, buckets, time, bytes, unsized, notable, number;            /* Cell */
 } at;
@@ -252,14 +252,14 @@ static void leave(PyObject *slot)
 }
 
 /* Tells of the error that is set, and leaves it set. */
-static void fail(PyObject *cell, PyObject *subject)
+static void fail(PyObject *cell)
 {
     PyObject *kind, *error, *traceback;
     PyErr_Fetch(&kind, &error, &traceback);
     PyErr_NormalizeException(&kind, &error, &traceback);
     if (traceback)
         PyException_SetTraceback(error, traceback);
-    Py_XDECREF(PyObject_CallMethod(cell, "fail", "OO", subject ? subject : Py_None, error));
+    Py_XDECREF(PyObject_CallMethod(cell, "fail", "O", error));
     PyErr_Clear();
     PyErr_Restore(kind, error, traceback);
 }
@@ -269,7 +269,6 @@ static PyObject *call_counted(Counter *self, PyObject *cell, PyObject *slot, int
 {
     Py_ssize_t many = PyVectorcall_NARGS(flags);
     PyObject *here = Py_NewRef(FIELD(cell, at.here));
-    PyObject *subject = argument(&self->first, args, many, names);
     int64_t bytes = bytes_of(self, here, args, many, names), started = now();
     PyObject *noted = PyLong_FromLongLong(started);
     if (!noted) {
@@ -277,14 +276,12 @@ static PyObject *call_counted(Counter *self, PyObject *cell, PyObject *slot, int
         return NULL;
     }
     set(slot, at.started, noted);
-    set(slot, at.subject, Py_NewRef(subject ? subject : Py_None));
     set(slot, at.call, Py_NewRef(cell));
-    enter(self, cell, here, slot, subject, started, bytes);
+    enter(self, cell, here, slot, argument(&self->first, args, many, names), started, bytes);
     PyObject *result = PyObject_Vectorcall(self->original, args, flags, names);
     int64_t took = now() - started;
     leave(slot);
     set(slot, at.call, Py_NewRef(Py_None));
-    set(slot, at.subject, Py_NewRef(Py_None));
     if (result) {
         if (deferred && result != Py_None) {
             Py_XDECREF(PyObject_CallFunctionObjArgs(self->track, result, cell, NULL));
@@ -292,7 +289,7 @@ static PyObject *call_counted(Counter *self, PyObject *cell, PyObject *slot, int
         }
         count(self, cell, here, started, took, bytes);
     } else {
-        fail(cell, subject);
+        fail(cell);
     }
     Py_DECREF(here);
     return result;
@@ -472,7 +469,7 @@ static PyObject *lay_out(PyObject *module, PyObject *args)
         Py_ssize_t *offset;
     } fields[] = {
         {line, "default", &at.default_}, {line, "others", &at.others},   {slot, "call", &at.call},
-        {slot, "started", &at.started},  {slot, "subject", &at.subject}, {group, "calls", &at.calls},
+        {slot, "started", &at.started},  {group, "calls", &at.calls},
         {group, "recent", &at.recent},   {group, "sizes", &at.sizes},    {group, "sampled", &at.sampled},
         {cell, "group", &at.here},       {cell, "buckets", &at.buckets}, {cell, "time", &at.time},
         {cell, "bytes", &at.bytes},      {cell, "unsized", &at.unsized}, {cell, "notable", &at.notable},

@@ -76,7 +76,7 @@ def objects(operation: Operation, ledger: Ledger, in_flight: InFlight) -> Callab
             try:
                 result = original(*args, **kwargs)
             except BaseException as error:
-                cell.fail(None, error)
+                cell.fail(error)
                 leave_no_trace(error)
                 raise
             finally:

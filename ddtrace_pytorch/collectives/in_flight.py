@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from _thread import get_ident
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from ddtrace_pytorch.collectives.composites import Composite
@@ -15,24 +16,34 @@ if TYPE_CHECKING:
 _serials = itertools.count(1)
 
 
+class Awaited(NamedTuple):
+    """An asynchronous call of `cell` that somebody waits for `since` then, in ns on the monotonic clock. `key`: its
+    number on the group; `peer`: of a transfer, the other rank. What isn't there is 0 and None."""
+
+    cell: Cell
+    key: int
+    peer: int | None
+    since: int = 0
+
+
 class Slot:
-    """One thread's: what it is in (None: nothing), since when on the monotonic clock, in ns, and with which first
-    argument (`subject`; mostly a tensor or a list of them, and never kept beyond the call). `address`: of memory that
-    outlives the process, where the part in C writes the same (0: there is none). `waits`: the asynchronous call that it
-    waits for in `Work.wait`, its number on the group, and since when.
+    """One thread's: what it is in (None: nothing), and since when on the monotonic clock, in ns.
+
+    `waits`: the asynchronous call that it waits for in `Work.wait`. `address`: of memory that outlives the process,
+    where the part in C writes what the thread enters (0: there is none).
 
     What a thread calls while its slot is taken is part of that call: torch.function modes and tensor subclasses enter
     a function twice, and `*_object` functions call others.
     """
 
-    __slots__ = ("__weakref__", "address", "call", "started", "subject", "waits")
+    __slots__ = ("__weakref__", "address", "call", "started", "thread", "waits")
 
     def __init__(self) -> None:
         self.call: Cell | Composite | None = None
         self.started = 0
-        self.subject: Any = None
+        self.thread = get_ident()
         self.address = 0
-        self.waits: tuple[Cell, int, int] | None = None
+        self.waits: Awaited | None = None
 
 
 class InFlight:

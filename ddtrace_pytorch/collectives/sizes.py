@@ -1,4 +1,4 @@
-"""Bytes of a message that is more than one tensor; called from the wrappers that the table describes."""
+"""Bytes of a message that is more than one tensor, and whom it is for; called from the generated wrappers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from ddtrace_pytorch.ledger import Group
 
-__all__ = ["for_others", "gathered_from_others", "grand_total", "split_for_others", "total"]
+__all__ = ["for_others", "gathered_from_others", "grand_total", "peer", "split_for_others", "total"]
 
 _nbytes = attrgetter("nbytes")
 
@@ -38,3 +38,8 @@ def split_for_others(tensor: Any, splits: Sequence[int] | None, here: Group) -> 
         return int(tensor.nbytes - tensor.nbytes // here.size)
     rows = tensor.shape[0]
     return int(tensor.nbytes // rows * (rows - splits[here.rank])) if rows else 0
+
+
+def peer(root: int | None, group_root: int | None, here: Group) -> int | None:
+    """The global rank that a transfer is with, from the two ways of saying it; None: with anybody."""
+    return root if root is not None or group_root is None else here.ranks[group_root]

@@ -9,7 +9,7 @@ from time import monotonic_ns
 from typing import Any
 
 from ddtrace_pytorch.border import leave_no_trace
-from ddtrace_pytorch.collectives.in_flight import InFlight
+from ddtrace_pytorch.collectives.in_flight import Awaited, InFlight
 from ddtrace_pytorch.collectives.in_place import stand_aside
 from ddtrace_pytorch.ledger import Cell
 
@@ -24,18 +24,20 @@ class Waits:
     def __init__(self, work_class: Any, in_flight: InFlight) -> None:
         self._class = work_class
         self._in_flight = in_flight
-        self._pending: dict[weakref.ref[Any], tuple[Cell, int]] = {}
+        self._pending: dict[weakref.ref[Any], Awaited] = {}
         self._undo: Callable[[], None] | None = None
         self._removed = False
         self._installing = threading.Lock()
 
-    def track(self, work: Any, cell: Cell) -> None:
-        """`work` is that of a call that is about to be counted in `cell`."""
+    def track(self, work: Any, cell: Cell, peer: int | None = None) -> None:
+        """`work` is that of a call that is about to be counted in `cell`; `peer`: of a transfer, the other rank."""
         if self._undo is None:
             with self._installing:
                 if self._undo is None and not self._removed:
                     self._undo = self._install()
-        self._pending[weakref.ref(work, self._forget)] = cell, cell.group.calls + 1 if cell.numbered else 0
+        self._pending[weakref.ref(work, self._forget)] = Awaited(
+            cell, cell.group.calls + 1 if cell.numbered else 0, peer
+        )
 
     def _forget(self, gone: weakref.ref[Any]) -> None:
         self._pending.pop(gone, None)
@@ -63,13 +65,12 @@ class Waits:
                 except BaseException as error:
                     leave_no_trace(error)
                     raise
-            cell, key = of
-            started = monotonic_ns()
-            slot.waits = cell, key, started
+            cell, started = of.cell, monotonic_ns()
+            slot.waits = of._replace(since=started)
             try:
                 return original(self, *arguments, **named)
             except BaseException as error:
-                cell.ledger.on_failure(cell, None, error)
+                cell.ledger.on_failure(cell, error)
                 leave_no_trace(error)
                 raise
             finally:

@@ -22,11 +22,11 @@ from ddtrace_pytorch.collectives.composites import Composite
 from ddtrace_pytorch.collectives.generated import compiled, signature_of
 from ddtrace_pytorch.collectives.in_flight import InFlight
 from ddtrace_pytorch.collectives.in_place import UnknownShape
-from ddtrace_pytorch.collectives.surface import Operation
+from ddtrace_pytorch.collectives.surface import Kind, Operation
 from ddtrace_pytorch.ledger import RECENT, Cell, How, Ledger
 
-# What is to be done with the Work of a call that returned before it was complete.
-Track = Callable[[Any, Cell], object]
+# What is to be done with the Work of a call that returned before it was complete; of a transfer, with which rank it is.
+Track = Callable[..., object]
 
 _NUMBER = f"""here.calls = _key = here.calls + 1
         here.recent[_key & {RECENT - 1}] = _cell
@@ -49,17 +49,16 @@ def make(_original, _waited, _issued, _find, _local, _new_slot, _track):
                 except _BaseException as _error:
                     _leave_no_trace(_error)
                     raise
-        _slot.subject = {first}
         _slot.started = _started = _now()
         _slot.call = _cell
         try:
             _result = _original({arguments})
         except _BaseException as _error:
-            _cell.fail({first}, _error)
+            _cell.fail(_error)
             _leave_no_trace(_error)
             raise
         finally:
-            _slot.call = _slot.subject = None
+            _slot.call = None
         _took = _now() - _started
         _bucket = _took.bit_length()
         here = _cell.group
@@ -136,7 +135,6 @@ class Leaf:
             name=original.__name__,
             parameters=parameters,
             arguments=arguments,
-            first=arguments.partition(",")[0],
             size=operation.size,
             deferred=operation.deferred,
             line=f"(_issued if {operation.deferred} else _waited)"
@@ -144,7 +142,8 @@ class Leaf:
             else ("_issued" if operation.deferred == "True" else "_waited"),
             track="pass"
             if operation.deferred == "False"
-            else f"if {operation.deferred} and _result is not None: _track(_result, _cell)",
+            else f"if {operation.deferred} and _result is not None: "
+            f"_track(_result, _cell{_peer(operation, arguments)})",
             number=_NUMBER if numbered else "_key = 0",
             noteworthy="_took > _cell.notable" + (" or _key >= here.sampled" if numbered else ""),
         )
@@ -177,6 +176,14 @@ class Leaf:
         return c_wrappers.instrument(
             self._operation, original, careful, self._waited, self._issued, self._in_flight, self._track
         )
+
+
+def _peer(operation: Operation, arguments: str) -> str:
+    """Of a transfer: who it is with, as a further argument."""
+    if operation.kind is not Kind.P2P:
+        return ""
+    within = f"group_{operation.root}"
+    return f", peer({operation.root}, {within if within in arguments.split(', ') else None}, here)"
 
 
 def _check(operation: Operation, parameters: Any) -> None:

@@ -85,7 +85,7 @@ form: list[bool] = []
 
 
 def wrapped(ledger: Ledger, name: str, original: Any, in_flight: InFlight | None = None) -> Any:
-    follow = lambda work, cell: tracked.append((work, cell))  # noqa: E731
+    follow = lambda work, cell, *peer: tracked.append((work, cell, *peer))  # noqa: E731
     leaf = wrappers.Leaf(BY_NAME[name], original, ledger, in_flight or InFlight(), follow)
     careful = leaf(original)
     if not form[-1]:
@@ -234,26 +234,25 @@ def test_a_process_group_is_not_kept_alive_and_its_id_not_confused(ledger: Ledge
     assert [here.calls for here in ledger.groups] == [1] * 51
 
 
-def test_who_looks_during_a_call_sees_what_it_is_and_with_what(ledger: Ledger) -> None:
+def test_who_looks_during_a_call_sees_what_it_is(ledger: Ledger) -> None:
     in_flight = InFlight()
     seen: list[Any] = []
 
     def looked_at(tensor: Any, op: str = "sum", group: Any = None, async_op: bool = False) -> Any:
-        seen.extend((slot.call.operation, slot.started > 0, slot.subject) for slot in in_flight.taken())
+        seen.extend((slot.call.operation, slot.started > 0, slot.thread) for slot in in_flight.taken())
         if op == "wrong":
             raise ValueError(op)
 
     failed: list[Any] = []
-    ledger.on_failure = lambda cell, subject, error: failed.append((cell.operation, subject, str(error)))
+    ledger.on_failure = lambda cell, error: failed.append((cell.operation, str(error)))
     ours = wrapped(ledger, "all_reduce", looked_at, in_flight)
     tensor = Tensor(4)
     for _ in range(2):
         ours(tensor)
         with pytest.raises(ValueError, match="wrong"):
             ours(op="wrong", tensor=tensor)
-    assert seen == [("all_reduce", True, tensor)] * 4
-    assert failed == [("all_reduce", tensor, "wrong")] * 2
-    assert [slot.subject for slot in [in_flight.slot()]] == [None]
+    assert seen == [("all_reduce", True, threading.get_ident())] * 4
+    assert failed == [("all_reduce", "wrong")] * 2
     assert not in_flight.taken()
 
 
@@ -266,10 +265,9 @@ def test_the_last_calls_of_a_group_are_remembered_with_their_sizes(ledger: Ledge
     assert last == [("all_reduce", key) for key in range(41 - RECENT, 41)]
 
 
+@pytest.mark.parametrize("in_c", [True], indirect=True)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bfloat16])
 def test_what_a_thread_enters_is_written_where_it_outlives_the_process(ledger: Ledger, dtype: torch.dtype) -> None:
-    if not form[-1]:
-        pytest.skip("only the part in C does so")
     in_flight = InFlight()
     memory = (ctypes.c_int64 * 8)()
     during: list[list[int]] = []
@@ -333,6 +331,19 @@ def test_released_while_calls_are_under_way(ledger: Ledger) -> None:
         leave.set()
         thread.join()
     assert only(ledger).count == 2
+
+
+def test_of_a_transfer_it_is_known_whom_it_is_with(ledger: Ledger) -> None:
+    def irecv(tensor: Any, src: Any = None, group: Any = None, tag: int = 0, group_src: Any = None) -> Any:
+        return Work()
+
+    ours = wrappers.Leaf(BY_NAME["irecv"], irecv, ledger, InFlight(), lambda work, cell, peer: tracked.append(peer))(
+        irecv
+    )
+    ours(Tensor(1), 3)
+    ours(Tensor(1), group_src=2)
+    ours(Tensor(1))
+    assert tracked == [3, 2, None]
 
 
 def test_arguments_by_name_in_any_order_and_from_text_made_at_run_time(ledger: Ledger) -> None:
