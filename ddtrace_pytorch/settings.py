@@ -133,10 +133,13 @@ def rank_choice(raw: str) -> RankChoice:
 
 @dataclass(frozen=True)
 class Setting:
-    """One row: the variable, the field of :class:`Settings` it fills, how it is read, and what it means."""
+    """One row: the variable, the field of :class:`Settings` it fills, how it is read, and what it means.
+
+    Without a field, it is read elsewhere and only declared here.
+    """
 
     variable: str
-    field: str
+    field: str | None
     parse: Callable[[str], Any]
     default: str
     meaning: str
@@ -145,7 +148,7 @@ class Setting:
 TABLE: tuple[Setting, ...] = (
     Setting(
         "DD_PYTORCH_JOB_ID",
-        "job_id",
+        None,  # read with the launchers' ids, by ddtrace_pytorch.identity.job
         _optional_text,
         "",
         "The id of the training job; wins over every id the launcher gives.",
@@ -273,7 +276,6 @@ TABLE: tuple[Setting, ...] = (
 class Settings:
     """The settings of one session, read once when it opens."""
 
-    job_id: str | None
     own_service: str | None
     dd_service: str | None
     trace_enabled: bool
@@ -329,6 +331,8 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
     values: dict[str, Any] = {}
     complaints: list[str] = []
     for setting in TABLE:
+        if setting.field is None:
+            continue
         raw = source.get(setting.variable, "")
         try:
             values[setting.field] = setting.parse(raw if raw.strip() else setting.default)

@@ -388,12 +388,11 @@ class RunLogFile:
 
 
 class RunLogWriter:
-    """A queue that any thread fills (:attr:`put` is the queue's) and the file that one thread empties it into."""
+    """A queue that any thread fills and the file that one thread empties it into."""
 
     def __init__(self, file: RunLogFile, queue: RunLogQueue | None = None) -> None:
         self.file = file
         self.queue = queue or RunLogQueue()
-        self.put = self.queue.put
 
     def flush(self) -> None:
         """Write what has been put so far. May take as long as the disk does."""

@@ -58,7 +58,7 @@ def write_rank(root, rank, *, job="4242", incarnation="aaa", start=T0, end="dest
         RunLogQueue(limit_records=100),
     )
     for seq in range(10):
-        log.put({"type": "beat", "ts": start + seq * SECOND, "seq": seq})
+        log.queue.put({"type": "beat", "ts": start + seq * SECOND, "seq": seq})
     for piece in range(pieces):
         tags = {}
         if end is not None and piece == pieces - 1:
@@ -67,9 +67,9 @@ def write_rank(root, rank, *, job="4242", incarnation="aaa", start=T0, end="dest
                 tags |= {"error.type": error[0], "error.message": error[1]}
         span = {"type": "span", "ts": start + 10 * SECOND, "name": "pytorch.rank", "span_id": str(rank * 100 + piece)}
         if end is not None:
-            log.put({**span, "start": start, "error": int(error is not None), "tags": tags, "metrics": {}})
+            log.queue.put({**span, "start": start, "error": int(error is not None), "tags": tags, "metrics": {}})
     for _ in range(more.get("flood", 0)):
-        log.put({"type": "event", "ts": start, "name": "flood"})
+        log.queue.put({"type": "event", "ts": start, "name": "flood"})
     log.close()
 
 

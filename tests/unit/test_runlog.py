@@ -511,7 +511,7 @@ def test_sixty_four_processes_make_few_system_calls_each(tmp_path):
             opened.clear()
             for beat in range(10):
                 for n in range(100):
-                    log.put({"type": "event", "ts": 1, "seq": beat * 100 + n})
+                    log.queue.put({"type": "event", "ts": 1, "seq": beat * 100 + n})
                 log.flush()
             log.close()
             after = fields()
@@ -547,13 +547,13 @@ def test_a_blocked_writer_blocks_nobody_else_and_counts_what_it_missed(tmp_path)
         return identity()
 
     log = RunLogWriter(RunLogFile(str(tmp_path / "run"), 0, stuck, MIB), RunLogQueue(limit_records=1000))
-    log.put(beat(0))
+    log.queue.put(beat(0))
     thread = threading.Thread(target=log.flush)
     thread.start()
     wait_for(lambda: log.file.path is not None or (tmp_path / "run" / "rank-00000.jsonl").exists())
 
     for seq in range(1, 50_001):
-        log.put(beat(seq))
+        log.queue.put(beat(seq))
     assert thread.is_alive()
     assert (tmp_path / "run" / "rank-00000.jsonl").stat().st_size == 0
 
@@ -583,7 +583,7 @@ def test_a_forked_child_never_touches_the_parents_file(tmp_path):
     def keep_writing():
         seq = 0
         while not stop.is_set():
-            log.put(beat(seq))
+            log.queue.put(beat(seq))
             log.flush()
             seq += 1
 
@@ -593,7 +593,7 @@ def test_a_forked_child_never_touches_the_parents_file(tmp_path):
         for _ in range(50):
             pid = os.fork()
             if not pid:
-                log.put({"type": "event", "ts": NOW, "name": "from the child"})
+                log.queue.put({"type": "event", "ts": NOW, "name": "from the child"})
                 log.flush()
                 log.close()
                 os._exit(0)
