@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import select
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -114,7 +115,7 @@ class Markers:
         if self._nvtx is not None and self._for_nvtx is not None and self._is_for(self._for_nvtx, call):
             if self._for_nvtx.as_theirs and call.operation is BATCH:
                 return  # there, only its transfers have a mark
-            self._nvtx.push(self._message(self._for_nvtx, call, line))
+            self._nvtx.push(json.dumps(self._fields(self._for_nvtx, call, line)))
             self._open.add(id(call))
 
     def end(self, call: Call, result: Any) -> None:
@@ -130,12 +131,12 @@ class Markers:
     def _line(self, channel: Channel, call: Call, line: str | None) -> str:
         if channel.as_theirs and call.operation is BATCH:
             return f"Num p2p ops in batch: {len(call.transfers)}"
-        return self._message(channel, call, line)
+        return fitting(self._fields(channel, call, line))
 
-    def _message(self, channel: Channel, call: Call, line: str | None) -> str:
+    def _fields(self, channel: Channel, call: Call, line: str | None) -> Fields:
         if not channel.as_theirs:
-            return json.dumps(our_fields(call, line))
-        return json.dumps(their_fields(call, line, self._their_device(call), time.time(), self._origin))
+            return our_fields(call, line)
+        return their_fields(call, line, self._their_device(call), time.time(), self._origin)
 
     def _their_device(self, call: Call) -> int | None:
         device = call.device
@@ -232,6 +233,22 @@ def _their_size(call: Call) -> int | None:
     return call.size
 
 
+def fitting(fields: Fields) -> str:
+    """`fields` as JSON that :func:`say` can say in one piece: lists and texts that are too long for that lose their
+    ends, and ``shortened`` has the lengths that they had."""
+    text = json.dumps(fields)
+    lengths: dict[str, int] = {}
+    while len(text) >= select.PIPE_BUF:
+        sized = [name for name, value in fields.items() if isinstance(value, (tuple, list, str))]
+        longest = max(sized, key=lambda name: len(json.dumps(fields[name])))
+        whole = fields[longest]
+        lengths.setdefault(longest, len(whole))
+        fields = {**fields, longest: whole[: len(whole) // 2], "shortened": lengths}
+        text = json.dumps(fields)
+    return text
+
+
 def say(line: str) -> None:
-    """One line on stdout, in one write: ranks share it, and nobody's line may end up inside of another's."""
+    """One line on stdout, in one write: ranks share it, and nobody's line may end up inside of another's. A pipe keeps
+    writes apart up to ``PIPE_BUF`` bytes."""
     os.write(1, line.encode() + b"\n")

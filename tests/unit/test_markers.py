@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from ddtrace_pytorch.collectives.markers import (
     channels,
     crosses_nodes,
     find_nvtx,
+    fitting,
     leads,
     our_fields,
     their_fields,
@@ -241,6 +243,27 @@ def test_a_batch_is_printed_as_there(monkeypatch: pytest.MonkeyPatch) -> None:
     listener = Markers(None, THEIRS, None, without_cuda(), ORIGIN, node_of)
     listener.begin(call("batch_isend_irecv", batch="b", arguments=transfers(5, 6)))
     assert lines == ["Num p2p ops in batch: 2"]
+
+
+@pytest.mark.parametrize("channel", [ALL, THEIRS])
+def test_a_line_fits_into_one_write_and_says_what_was_cut(channel: Channel, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(module, "say", lines.append)
+    listener = Markers(None, channel, None, without_cuda(), {"gpu_serial": "é" * 5_000, "vm_id": ""}, node_of)
+    many = group(ranks=tuple(range(10_000)))
+    listener.begin(call(here=many, arguments={"tensor": tensor(16), "group": object()}))
+    (line,) = lines
+    assert len(line.encode()) < select.PIPE_BUF
+    told = json.loads(line)
+    there = len(told["group_ranks"])
+    assert told["group_ranks"] == list(range(there))
+    assert there > 100
+    lengths = {"group_ranks": 10_000} | ({"gpu_serial": 5_000} if channel is THEIRS else {})
+    assert told["shortened"] == lengths
+
+
+def test_what_fits_is_left_as_it_is() -> None:
+    assert fitting({"group_ranks": (0, 1)}) == '{"group_ranks": [0, 1]}'
 
 
 def test_torchs_own_nvtx_comes_first() -> None:
