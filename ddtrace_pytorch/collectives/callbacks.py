@@ -233,18 +233,22 @@ class Teller:
         return True
 
     def _poll(self) -> None:
-        if not self._pending or (monotonic() < self._poll_at and not self._stopped):
+        is_last = self._stopped and not self._events
+        if not self._pending or (monotonic() < self._poll_at and not is_last):
             return
         with self._news:
             asked = tuple(self._pending)
-        complete = [one for one in asked if _is_complete(one.work) is not False]
+        complete = {one for one in asked if _is_complete(one.work) is not False}
         now = monotonic_ns()
+        timestamp = self._clock.from_monotonic(now)
         with self._news:
-            for one in complete:
-                if one in self._pending:  # else it was lost meanwhile, and counted
-                    self._pending.remove(one)
-                    timestamp = self._clock.from_monotonic(now)
+            # Not all of `complete`: what was lost meanwhile is counted already.
+            held, self._pending = self._pending, deque[_Pending]()
+            for one in held:
+                if one in complete:
                     self._put("end", _ended(one.status, now - one.started, "completion", timestamp))
+                else:
+                    self._pending.append(one)
             youngest = (now - self._pending[-1].started) / 1e9 if self._pending else 0.0
             self._poll_at = monotonic() + min(max(youngest / 8, SOONEST_SECONDS), LATEST_SECONDS)
 

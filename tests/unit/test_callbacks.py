@@ -47,8 +47,10 @@ class Layer:
 class Work:
     def __init__(self) -> None:
         self.complete = False
+        self.asked = 0
 
     def is_completed(self) -> bool:
+        self.asked += 1
         return self.complete
 
 
@@ -229,6 +231,34 @@ def test_closing_delivers_what_waits_but_waits_for_no_hook_for_long(
     assert "2 events of collectives came too late" in caplog.text
     go_on.set()
     until(gone, 5, "the thread ends")
+
+
+def test_works_are_asked_at_intervals_and_not_at_each_event_that_is_delivered(layer: Layer) -> None:
+    works, starts, ends = [Work() for _ in range(100)], [], []
+    going, go_on = threading.Event(), threading.Event()
+
+    def wait_once(status: CollectiveStatus) -> None:
+        starts.append(status)
+        going.set()
+        go_on.wait(30)
+
+    handle = hooks.register_collective_start_hook(wait_once)
+    hooks.register_collective_end_hook(ends.append)
+    for work in works:
+        layer.make(work=work)
+    assert going.wait(5)
+    before = sum(work.asked for work in works)
+    for work in works[:50]:
+        work.complete = True
+    closing = threading.Thread(target=layer.callbacks.close)  # type: ignore[attr-defined]
+    closing.start()
+    until(lambda: layer.listeners == [], 5, "it is closing")
+    go_on.set()
+    closing.join(10)
+    assert (len(starts), len(ends)) == (100, 50)
+    # A look at all of them for each of 150 events would be some 10,000 questions.
+    assert sum(work.asked for work in works) - before <= 20 * len(works)
+    handle.remove()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
