@@ -44,7 +44,8 @@ class Group:
     `name` is torch's, the same on every member; `label` what a person calls it (``dp``, ``world``); `ranks` the global
     ranks in the group's order; `calls` the number of collectives that were issued on it, which all its ranks agree on;
     `recent` and `sizes` the cells and bytes of the last ones, where number n is at n modulo :data:`RECENT`; `sampled`
-    the number of the next one to be recorded by itself, of which there were `samples` since the last beat.
+    the number of the next one to be recorded by itself, of which there were `samples` since the last beat; `scattered`
+    by how many the tensors of coalesced reduce_scatters outnumber the calls.
     """
 
     __slots__ = (
@@ -63,6 +64,7 @@ class Group:
         "recent",
         "sampled",
         "samples",
+        "scattered",
         "size",
         "sizes",
     )  # fmt: skip
@@ -78,6 +80,7 @@ class Group:
         self.calls = 0
         self.recent: list[Cell | None] = [None] * RECENT
         self.sizes = [0] * RECENT
+        self.scattered = 0
         self.sampled = 1
         self.level = 0
         self.samples = 0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ddtrace_pytorch.border import leave_no_trace, safely
 from ddtrace_pytorch.collectives.compiler import compiling
 from ddtrace_pytorch.collectives.generated import compiled, signature_of
-from ddtrace_pytorch.collectives.surface import Operation
+from ddtrace_pytorch.collectives.surface import SCATTERS, Operation
 from ddtrace_pytorch.ledger import Cell, How, Ledger
 
 if TYPE_CHECKING:
@@ -152,6 +152,8 @@ def coalescing(operation: Operation, ledger: Ledger, in_flight: InFlight, track:
         for work in works:
             track(work, cell)
         cell.unsized += whole.unsized
+        if name == SCATTERS:
+            cell.group.scattered += whole.many - 1
         cell.add(ending, took, whole.size, cell.group.number(cell, whole.size))
 
     return around

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ddtrace_pytorch.collectives.flight_recorder import Dump, Entry
-from ddtrace_pytorch.collectives.surface import BY_NATIVE_NAME, OPERATIONS
+from ddtrace_pytorch.collectives.surface import BY_NATIVE_NAME, OPERATIONS, SCATTERS
 from ddtrace_pytorch.ledger import Group, How
 from ddtrace_pytorch.spans import Fact
 
@@ -132,6 +132,10 @@ def reading(here: Group, backend: str, number: int | None, before: int | None, u
             launched = None if cell.operation in _NUMBERED_APART else launched
         elif cell.operation in extra and (listed or cell.operation != "reduce_scatter"):
             launched -= calls * extra[cell.operation](here)
+    if backend == "gloo" and here.scattered:
+        # Of coalesced reduce_scatters it counts, and records, each tensor.
+        launched = None if launched is None else launched - here.scattered
+        issued[_RECORDED_AS[backend][SCATTERS]] += Tally(here.scattered)
     return Reading(number, launched, seen, dict(issued), under_way)
 
 

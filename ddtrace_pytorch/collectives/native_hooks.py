@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from ddtrace_pytorch.border import safely
 from ddtrace_pytorch.collectives.in_flight import InFlight
 from ddtrace_pytorch.collectives.sizes import for_others, total
-from ddtrace_pytorch.collectives.surface import BY_NATIVE_NAME
+from ddtrace_pytorch.collectives.surface import BY_NATIVE_NAME, SCATTERS
 from ddtrace_pytorch.ledger import Cell, Group, How, Ledger
 
 
@@ -88,6 +88,8 @@ _TOLD_APART: dict[str, Callable[[Issued, Group], Told]] = {
     "scatter": _scatter,
     "recv": _recv,
 }
+
+_COALESCED_SCATTERS = f"{SCATTERS}_coalesced"
 
 # Not messages: making one group out of another, and memory for one-sided access.
 _NOT_NUMBERED = ("split", "new_window")
@@ -171,6 +173,8 @@ class NativeHooks:
             # Straight-line, as in the wrappers: see ddtrace_pytorch.ledger. There is no time to put into a bucket.
             cell.buckets[0] += 1
             cell.bytes += size
+            if operation == _COALESCED_SCATTERS:
+                here.scattered += len(issued.input_tensors) - 1
             if numbered:
                 here.number(cell, size)
 

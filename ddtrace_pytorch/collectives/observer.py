@@ -167,8 +167,9 @@ class Collectives:
         for slot in self.instrument.in_flight.taken():
             call = slot.call
             if isinstance(call, Composite):
-                # Of a coalescing block it isn't known yet; a transfer of objects is two.
-                many += 2 if call.cell is None or call.cell.group is here else 0
+                # Of a coalescing block the group isn't known yet, nor whether it is counted as one; a transfer of
+                # objects is two.
+                many += max(2, call.many) if call.cell is None or call.cell.group is here else 0
             elif call is not None and call.group is here:
                 many += coverage.under_way(call.operation, here, backend)
         return many

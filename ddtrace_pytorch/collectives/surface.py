@@ -318,6 +318,9 @@ OPERATIONS: tuple[Operation, ...] = (
 BY_NAME = {operation.name: operation for operation in OPERATIONS if operation.renamed is None}
 BY_NATIVE_NAME = {name: operation for operation in BY_NAME.values() for name in operation.native}
 
+# What backends count tensor by tensor where it is coalesced (see ddtrace_pytorch.collectives.coverage).
+SCATTERS = "reduce_scatter_tensor"
+
 # Functions that only pass on to ones of the table, so that their calls are counted there, under its name.
 PASSED_ON = {
     "_all_gather_base": "all_gather_into_tensor",

@@ -9,10 +9,15 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from harness.job import DDTRACE_RUN, PYTHON, Jobs, alone, environment, torchrun
 from harness.log import Record, of_type
 
+from ddtrace_pytorch.collectives import native_hooks
+
 pytestmark = pytest.mark.dist
+
+HAS_HOOKS = native_hooks.exist(torch._C._distributed_c10d)
 
 STEPS = 7
 
@@ -184,6 +189,44 @@ def test_what_torch_counts_otherwise_is_not_taken_for_unseen(jobs: Jobs, tmp_pat
         assert sum(one["collective.count"] for one in unseen) == 3
         assert sum(one.get("collective.bytes", 0) for one in unseen) in (0, 4000, 4004, 4008, 8004, 8008, 8012, 12012)
         assert unseen[-1]["collective.group_launched"] == unseen[-1]["collective.group_seen"] + 3
+
+
+# A block of three reduce_scatters, one of two, and as many by a function that no Python wrapper sees.
+SCATTERED = """
+    import torch
+    import torch.distributed as dist
+    import torch.distributed._functional_collectives as functional
+
+    dist.init_process_group("gloo")
+    group = dist.new_group([0, 1], group_desc="scattered")
+    for many, deferred in ((3, False), (2, True)):
+        with dist.distributed_c10d._coalescing_manager(group, async_ops=deferred) as block:
+            for _ in range(many):
+                dist.reduce_scatter_tensor(torch.empty(2), torch.ones(4), group=group)
+        if deferred:
+            block.wait()
+    assert group._get_sequence_number_for_group() == 3 + 2
+    whole = [torch.ones(4)] * 3
+    for part in functional.reduce_scatter_tensor_coalesced(whole, "sum", [0] * 3, group):
+        part.sum()
+    assert group._get_sequence_number_for_group() == 3 + 2 + 3
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("instrument", ["in_place", "auto"])
+def test_gloo_counts_coalesced_reduce_scatters_tensor_by_tensor(jobs: Jobs, tmp_path: Path, instrument: str) -> None:
+    log = tmp_path / "log"
+    env = environment(None, **settings(log, DD_PYTORCH_INSTRUMENT=instrument))
+    jobs.run([*DDTRACE_RUN, *torchrun(2), jobs.script(SCATTERED)], env).ok()
+    seen_by_hooks = HAS_HOOKS and instrument == "auto"
+    # A wrapper counts the two blocks; a hook sees the third one too; and what none sees is three to torch.
+    launched, seen = (3, 3) if seen_by_hooks else (5, 2)
+    for summaries in by_rank(log):
+        mine = [one for one in summaries if one["tags"]["collective.group"] == "scattered"]
+        assert {one["metrics"]["collective.group_launched"] for one in mine} == {launched}
+        assert {one["metrics"]["collective.group_seen"] for one in mine} == {seen}
+        assert unseen_in(mine, "scattered") == ({} if seen_by_hooks else {"all_reduce": (3, 3, 48)})
 
 
 # One process is a group; what it issues by the group itself passes by every function of torch.distributed.

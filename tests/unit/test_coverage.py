@@ -70,6 +70,17 @@ def test_what_gloo_counts_and_is_no_collective_of_ours(operation: str, size: int
     assert coverage.reading(here, "nccl", 100, 10, 0).launched == 90, "NCCL counts P2P apart"
 
 
+def test_gloo_counts_each_tensor_of_a_coalesced_reduce_scatter() -> None:
+    here = used({"reduce_scatter_tensor_coalesced": 2, "all_reduce_coalesced": 1}, moved=100)
+    here.calls = 3
+    here.scattered = 5  # of three and of four tensors
+    read = coverage.reading(here, "gloo", number=8, before=0, under_way=0)
+    assert (read.launched, read.unseen) == (3, 0)
+    assert read.issued == {"all_reduce": Tally(7 + 1, 300, 0)}
+    assert coverage.reading(here, "nccl", 3, 0, 0).launched == 3
+    assert coverage.reading(here, "nccl", 3, 0, 0).issued["reduce_scatter_tensor"] == Tally(2, 200, 0)
+
+
 def test_a_backend_whose_count_is_not_known_to_mean_the_same_is_not_guessed_at() -> None:
     assert coverage.reading(used({"all_reduce": 3}), "ucc", 3, 0, 0).launched == 3
     assert coverage.reading(used({"send": 3}), "ucc", 3, 0, 0).launched is None

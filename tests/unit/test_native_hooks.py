@@ -4,7 +4,7 @@ torch's."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -77,9 +77,9 @@ class ProcessGroup:
     def unregister_pre_hook(self, number: int) -> None:
         self.hooks.pop(number, None)
 
-    def issue(self, name: Any, *inputs: Any) -> None:
+    def issue(self, name: Any, *inputs: Any, outputs: Sequence[Any] = ()) -> None:
         for hook in self.hooks.values():
-            hook(SimpleNamespace(name=name, input_tensors=list(inputs), output_tensors=[], root=-1))
+            hook(SimpleNamespace(name=name, input_tensors=list(inputs), output_tensors=list(outputs), root=-1))
 
 
 class Groups:
@@ -90,7 +90,8 @@ class Groups:
         return group()
 
 
-BINDINGS = SimpleNamespace(HookOpName=SimpleNamespace(__members__={"ALLREDUCE": 0, "BARRIER": 1, "SEND": 2}))
+MEMBERS = {"ALLREDUCE": 0, "BARRIER": 1, "SEND": 2, "REDUCE_SCATTER": 3}
+BINDINGS = SimpleNamespace(HookOpName=SimpleNamespace(__members__=MEMBERS))
 
 
 @pytest.fixture
@@ -112,6 +113,16 @@ def test_a_call_that_a_wrapper_counts_is_left_to_it(ledger: Ledger) -> None:
     cells = {name: (cell.count, cell.bytes) for (name, how), cell in here.cells.items() if how is How.NATIVE}
     assert cells == {"all_reduce": (2, 12), "send": (1, 1), "barrier": (1, 0)}
     assert here.calls == 3
+
+
+def test_the_tensors_of_a_coalesced_reduce_scatter_are_counted_beside_the_call(ledger: Ledger) -> None:
+    process_group = ProcessGroup()
+    NativeHooks(BINDINGS, ledger, InFlight()).add(process_group)
+    process_group.issue(3, *tensors(8, 8, 8), outputs=tensors(4, 4, 4))
+    process_group.issue(3, *tensors(8), outputs=tensors(4))
+    process_group.issue(0, *tensors(8, 8))
+    (here,) = ledger.groups
+    assert (here.calls, here.scattered) == (3, 2)
 
 
 def test_a_tensor_without_a_size_is_counted_all_the_same(ledger: Ledger) -> None:
