@@ -1,0 +1,86 @@
+"""The way out of what is told of collectives: spans below the rank span, and records of the run log."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from ddtrace_pytorch.clock import Clock
+from ddtrace_pytorch.collectives import telling
+from ddtrace_pytorch.exporter import Exporter
+from ddtrace_pytorch.ledger import Cell, Note
+from ddtrace_pytorch.rank_span import RankSpan
+from ddtrace_pytorch.spans import Fact, SpanRecord, split
+
+
+class Outlet:
+    """Makes spans and records for one session and hands them to its exporter, which never waits."""
+
+    def __init__(self, service: str, clock: Clock, span: RankSpan, exporter: Exporter) -> None:
+        self._service = service
+        self._clock = clock
+        self._span = span
+        self._exporter = exporter
+        self._random = random.SystemRandom()
+
+    def sample(self, cell: Cell, key: int, started: int, took: int, size: int) -> None:
+        """One call that all ranks record; `started` on the monotonic clock, both times in ns, `size` in bytes."""
+        monotonic = self._clock.from_monotonic
+        self._exporter.put(
+            {
+                "type": "call",
+                "ts": monotonic(started + took),
+                "op": cell.operation,
+                "group": cell.group.name,
+                "key": key,
+                "start": monotonic(started),
+                "duration": took,
+                "bytes": size,
+                "source": telling.time_source(cell.how, cell.group.backend),
+            }
+        )
+
+    def call(self, note: Note, more: dict[str, Fact]) -> None:
+        """One call with a span of its own, of which there is `more` to say than the note does."""
+        start = self._clock.from_monotonic(note.started)
+        facts = telling.call_facts(note) | more
+        self._exporter.put_span(self._record(telling.CALL, note.cell.operation, start, note.took, facts))
+
+    def calls_lost(self, many: int) -> None:
+        """So many calls should have had a span of their own, and have none."""
+        self._exporter.put(
+            {"type": "drop", "ts": self._clock.now(), "reason": "too many calls", "count": many, "bytes": 0}
+        )
+
+    def summary(self, resource: str, began: int, ended: int, facts: dict[str, Fact], more: dict[str, Any]) -> None:
+        """The totals of one operation between two moments, in ns since the epoch; the run log has `more` of it."""
+        record = self._record(telling.SUMMARY, resource, began, ended - began, facts)
+        self._exporter.put_span(record, logged=False)
+        self._exporter.put(
+            {
+                "type": "summary",
+                "ts": ended,
+                "name": telling.SUMMARY,
+                "resource": resource,
+                "start": began,
+                "tags": dict(record.tags),
+                "metrics": dict(record.metrics),
+                **more,
+            }
+        )
+
+    def _record(self, name: str, resource: str, start: int, duration: int, facts: dict[str, Fact]) -> SpanRecord:
+        piece = self._span.piece
+        tags, metrics = split({"component": "pytorch", **facts})
+        return SpanRecord(
+            name=name,
+            resource=resource,
+            service=self._service,
+            trace_id=piece.trace_id,
+            span_id=self._random.getrandbits(63) | 1,
+            parent_id=piece.span_id,
+            start=start,
+            duration=duration,
+            tags=tags,
+            metrics=metrics,
+        )

@@ -1,0 +1,91 @@
+"""What torch counts on each process group, read again and again beside what came through our wrappers."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from ddtrace_pytorch.border import safely
+from ddtrace_pytorch.collectives import coverage
+from ddtrace_pytorch.collectives.composites import Composite
+from ddtrace_pytorch.collectives.coverage import Coverage, History, Reading
+from ddtrace_pytorch.collectives.groups import TorchGroups, launched
+from ddtrace_pytorch.collectives.in_flight import InFlight
+from ddtrace_pytorch.ledger import Group, Ledger
+
+# In between, a thread that was about to count a call does so.
+MOMENT_SECONDS = 0.001
+# How long a look waits for another one to end.
+LOOK_SECONDS = 0.5
+
+
+class Readings:
+    """A :class:`~ddtrace_pytorch.collectives.coverage.History` of each group that was ever looked at."""
+
+    def __init__(self, ledger: Ledger, groups: TorchGroups, in_flight: InFlight) -> None:
+        self._ledger = ledger
+        self._groups = groups
+        self._in_flight = in_flight
+        self._histories: dict[Group, History] = {}
+        self._looking = threading.Lock()
+
+    def of(self, here: Group) -> History | None:
+        return self._histories.get(here)
+
+    def coverage(self, here: Group) -> Coverage:
+        """By the last look at `here`."""
+        history = self._histories.get(here)
+        read = history.latest if history is not None else None
+        return read.coverage() if read is not None else Coverage(None, here.calls)
+
+    def forget(self, here: Group) -> None:
+        self._histories.pop(here, None)
+
+    @safely("look at the process groups")
+    def look(self) -> None:
+        """Read torch's own counts, while the groups are still there."""
+        # Not for long: a signal handler may come here while its own thread is here already.
+        if not self._looking.acquire(timeout=LOOK_SECONDS):
+            return
+        try:
+            self._meet_groups()
+            first = self._read()
+            time.sleep(MOMENT_SECONDS)
+            for here, second in self._read().items():
+                self._histories[here].add(first.get(here, second), second)
+        finally:
+            self._looking.release()
+
+    def _meet_groups(self) -> None:
+        # A method of its own, so that no local variable keeps a group alive that is being destroyed.
+        for process_group in self._groups.all():
+            self._ledger.group(process_group)
+
+    def _read(self) -> dict[Group, Reading]:
+        found = {}
+        for here in tuple(self._ledger.groups):
+            alive = here.process_group() if here.process_group is not None else None
+            if alive is None:
+                continue
+            history = self._histories.get(here)
+            if history is None:
+                # Not what the user called it: where no backend was named torch says "undefined".
+                history = self._histories[here] = History(str(alive.name()).lower(), here.launched_before)
+            # The number first, and what is under way before what was counted: so no call is taken for an unseen one.
+            number = launched(alive)
+            del alive
+            under_way = self._under_way(here, history.backend)
+            found[here] = coverage.reading(here, history.backend, number, history.before, under_way)
+        return found
+
+    def _under_way(self, here: Group, backend: str) -> int:
+        many = 0
+        for slot in self._in_flight.taken():
+            call = slot.call
+            if isinstance(call, Composite):
+                # Of a coalescing block the group isn't known yet, nor whether it is counted as one; a transfer of
+                # objects is two.
+                many += max(2, call.many) if call.cell is None or call.cell.group is here else 0
+            elif call is not None and call.group is here:
+                many += coverage.under_way(call.operation, here, backend)
+        return many
