@@ -11,6 +11,7 @@ from typing import Any
 
 from ddtrace_pytorch.border import safely
 from ddtrace_pytorch.clock import Clock
+from ddtrace_pytorch.collectives import telling
 from ddtrace_pytorch.collectives.callbacks import Callbacks
 from ddtrace_pytorch.collectives.flight_recorder import FlightRecorder
 from ddtrace_pytorch.collectives.groups import TorchGroups
@@ -36,6 +37,7 @@ class Collectives:
     def __init__(
         self, torch: Any, settings: Settings, clock: Clock, span: RankSpan, exporter: Exporter, wraps: bool
     ) -> None:
+        self._one_by_one = settings.collectives != "summary"
         self._groups = TorchGroups(torch.distributed)
         self.ledger = Ledger(self._groups, round(settings.slow_ms * MILLISECOND), _each(settings.collectives))
         self.instrument = Instrument(torch, self.ledger, self._groups, settings.instrument, wraps)
@@ -85,8 +87,12 @@ class Collectives:
         for sample in self.ledger.take_samples():
             self._outlet.sample(*sample)
         notes, lost = self.ledger.take_notes()
-        for note in notes:
-            self._outlet.call(note, {})
+        if self._one_by_one:
+            for note in notes:
+                self._outlet.call(note)
+        else:
+            for note, many in telling.slowest_of_each(notes):
+                self._outlet.call(note, slow_calls=many)
         if lost:
             self._outlet.calls_lost(lost)
 

@@ -40,10 +40,12 @@ class Outlet:
             }
         )
 
-    def call(self, note: Note, more: dict[str, Fact]) -> None:
-        """One call with a span of its own, of which there is `more` to say than the note does."""
+    def call(self, note: Note, slow_calls: int | None = None) -> None:
+        """One call with a span of its own; with `slow_calls`, it stands for so many."""
         start = self._clock.from_monotonic(note.started)
-        facts = telling.call_facts(note) | more
+        facts = telling.call_facts(note)
+        if slow_calls is not None:
+            facts["collective.slow_calls"] = slow_calls
         self._exporter.put_span(self._record(telling.CALL, note.cell.operation, start, note.took, facts))
 
     def calls_lost(self, many: int) -> None:

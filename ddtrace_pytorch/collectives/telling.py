@@ -131,6 +131,14 @@ def bandwidths(operation: str, size: int, moved: int, time: int) -> dict[str, Fa
     return {"collective.algbw_gbps": moved / time, "collective.busbw_gbps": moved / time * factor}
 
 
+def slowest_of_each(notes: Sequence[Note]) -> list[tuple[Note, int]]:
+    """Of each operation the call that took longest, and how many of its calls are among `notes`."""
+    by_operation: dict[str, list[Note]] = {}
+    for note in notes:
+        by_operation.setdefault(note.cell.operation, []).append(note)
+    return [(max(those, key=lambda note: note.took), len(those)) for those in by_operation.values()]
+
+
 def call_facts(note: Note) -> dict[str, Fact]:
     """The tags and metrics of one call with a span of its own."""
     cell, here = note.cell, note.cell.group

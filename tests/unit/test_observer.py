@@ -1,0 +1,67 @@
+"""What a beat tells of the calls that were noted, for which modes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from ddtrace_pytorch.clock import Clock
+from ddtrace_pytorch.collectives.observer import Collectives
+from ddtrace_pytorch.ledger import Cell, Group, How, Note
+from ddtrace_pytorch.settings import load
+from ddtrace_pytorch.spans import SpanRecord
+
+
+class Exporter:
+    def __init__(self) -> None:
+        self.spans: list[SpanRecord] = []
+        self.records: list[dict[str, Any]] = []
+
+    def put_span(self, span: SpanRecord, logged: bool = True) -> None:
+        self.spans.append(span)
+
+    def put(self, record: dict[str, Any]) -> None:
+        self.records.append(record)
+
+
+# On two groups: operation, group, and how many ms each call took.
+SLOW = (("all_reduce", "0", (1_100, 1_900, 1_300)), ("barrier", "0", (2_000,)), ("all_reduce", "1", (1_500,)))
+
+
+def told(exporter: Exporter) -> list[tuple[str, float, float | None]]:
+    return [
+        (one.resource, one.metrics["collective.time_ms"], one.metrics.get("collective.slow_calls"))
+        for one in exporter.spans
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("summary", [("all_reduce", 1_900.0, 4), ("barrier", 2_000.0, 1)]),
+        ("all", [(name, float(ms), None) for name, _, took in SLOW for ms in took]),
+        ("crossnode", [(name, float(ms), None) for name, _, took in SLOW for ms in took]),
+    ],
+)
+def test_of_slow_calls_one_is_told_for_each_operation_and_the_others_are_counted(
+    mode: str, expected: list[tuple[str, float, float | None]]
+) -> None:
+    exporter: Any = Exporter()
+    span: Any = SimpleNamespace(piece=SimpleNamespace(trace_id=1, span_id=2))
+    settings = load({"DD_PYTORCH_COLLECTIVES": mode})
+    collectives = Collectives(torch, settings, Clock(), span, exporter, wraps=False)
+    groups = {name: Group(name, name, "gloo", (0, 1), 0) for name in "01"}
+    for _ in range(2):
+        for operation, group, took in SLOW:
+            cell = Cell(collectives.ledger, operation, groups[group], How.WAITED, True)
+            for ms in took:
+                collectives.ledger.remember(Note(cell, 0, ms * 1_000_000, 8, 1, None, 0))
+        collectives.beat()
+        assert told(exporter) == expected
+        assert exporter.records == []
+        exporter.spans.clear()
+    collectives.beat()
+    assert told(exporter) == []
