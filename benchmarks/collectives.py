@@ -52,13 +52,14 @@ class Ours:
     def __init__(self, instrument: str, mode: str = "summary") -> None:
         import torch
 
+        from ddtrace_pytorch.collectives.group_lives import GroupLives
         from ddtrace_pytorch.collectives.groups import TorchGroups
         from ddtrace_pytorch.collectives.instrument import Instrument
         from ddtrace_pytorch.ledger import Ledger
 
         groups = TorchGroups(torch.distributed)
         self.ledger = Ledger(groups, each=lambda here: mode == "all")
-        self._make = lambda: Instrument(torch, self.ledger, groups, instrument)
+        self._make = lambda: Instrument(torch, self.ledger, groups, GroupLives(), instrument)
         self.calls = 0
 
     @contextlib.contextmanager

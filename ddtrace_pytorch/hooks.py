@@ -110,6 +110,12 @@ def register_process_group_hook(function: Callable[[Any, str], object]) -> Handl
     return _register(function, process_groups)
 
 
+def tell_of(process_group: Any) -> None:
+    """For the instrumentation: `process_group` is new."""
+    for handle in tuple(process_groups):
+        handle.call(process_group, str(process_group.group_name))
+
+
 def follow(follower: Callable[[], None]) -> None:
     """For the instrumentation: call `follower` now, and whenever a hook was registered or removed."""
     _followers[follower] = None
@@ -123,9 +129,6 @@ def unfollow(follower: Callable[[], None]) -> None:
 def _register(function: Callable[..., object], among: dict[Handle, None]) -> Handle:
     handle = Handle(function, among)
     among[handle] = None
-    instrumentation = sys.modules.get("ddtrace_pytorch.instrumentation")
-    if instrumentation is not None:
-        instrumentation.watch_new_groups()
     _tell_followers()
     if not _switched_on():
         warn_once(

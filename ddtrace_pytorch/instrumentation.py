@@ -9,17 +9,14 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddtrace_pytorch import autoload
-from ddtrace_pytorch.border import safely, warn_once
-from ddtrace_pytorch.collectives import in_place
+from ddtrace_pytorch.border import leave_no_trace, safely, warn_once
+from ddtrace_pytorch.collectives import group_lives, in_place
 from ddtrace_pytorch.patch import SUPPORTED_TORCH, get_version, supports
 from ddtrace_pytorch.spans import End
 from ddtrace_pytorch.training import frameworks
-
-if TYPE_CHECKING:
-    from ddtrace_pytorch.collectives.new_groups import NewGroups
 
 Undo = Callable[[], None]
 
@@ -58,13 +55,6 @@ def switch_off() -> None:
         instrumentation, _switched_on = _switched_on, None
         if instrumentation is not None:
             instrumentation.remove()
-
-
-def watch_new_groups() -> None:
-    """For the hooks of process groups, which may be registered before or after we are switched on."""
-    with _lock:
-        if _switched_on is not None:
-            _switched_on.watch_new_groups()
 
 
 def is_on() -> bool:
@@ -119,14 +109,13 @@ class Instrumentation:
         self.lifecycle = Lifecycle()
         self._torch = torch
         self._undo: list[Undo] = []
-        self._new_groups: NewGroups | None = None
 
     def install(self) -> None:
         distributed = self._torch.distributed
         if distributed.is_available():
             self._instrument("init_process_group", self._around_init)
             self._instrument("destroy_process_group", self._around_destroy)
-        self.watch_new_groups()
+            self._watch_groups(distributed.distributed_c10d)
         frameworks.watch(self.lifecycle.framework_seen, self._undo)
         self._undo.append(self.lifecycle.steps.watch())
         atexit.register(self.lifecycle.at_exit)
@@ -141,15 +130,23 @@ class Instrumentation:
         while self._undo:
             self._undo.pop()()
 
-    def watch_new_groups(self) -> None:
-        """Have hooks of process groups called; costs nothing in the many processes where nobody imported them."""
-        if self._new_groups is None and "ddtrace_pytorch.hooks" in sys.modules:
-            from ddtrace_pytorch.collectives.new_groups import NewGroups
+    def _watch_groups(self, c10d: Any) -> None:
+        lives = self.lifecycle.lives
+        for name in group_lives.makers(c10d):
+            self._instrument(name, functools.partial(lives.around_maker, c10d))
+        if hasattr(c10d, "_abort_process_group"):
+            self._instrument("_abort_process_group", functools.partial(lives.around_ender, c10d))
+        self._undo.append(lives.follow(self._made))
 
-            if self._torch.distributed.is_available():
-                self._new_groups = NewGroups(self._torch.distributed)
-                self._undo.append(self._new_groups.close)
-                self._new_groups.open()
+    @safely("tell of a process group")
+    def _made(self, process_group: Any) -> None:
+        # By `init_process_group`, or in place of a default group that shrank.
+        if process_group is self._torch.distributed.group.WORLD:
+            self.lifecycle.group_made(self._torch.distributed)
+        # Not imported, nobody has registered any.
+        hooks = sys.modules.get("ddtrace_pytorch.hooks")
+        if hooks is not None:
+            hooks.tell_of(process_group)
 
     def _instrument(self, name: str, around: in_place.Around) -> None:
         undo, how = in_place.place(self._torch.distributed, name, around)
@@ -167,9 +164,10 @@ class Instrumentation:
                 with lifecycle.rendezvous():
                     result = original(*args, **kwargs)
             except BaseException as error:
+                leave_no_trace(error)
                 lifecycle.group_failed(distributed, error, _arguments(original, args, kwargs))
                 raise
-            lifecycle.group_made(distributed)
+            lifecycle.lives.made(distributed.group.WORLD)
             return result
 
         return init_process_group
@@ -193,12 +191,20 @@ class Instrumentation:
         @functools.wraps(original)
         def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
             group = args[0] if args else kwargs.get("group")
-            if group is not None and group is not distributed.group.WORLD:
-                return original(*args, **kwargs)
+            is_default = group is None or group is distributed.group.WORLD
             on_its_way = sys.exc_info()[1]
-            lifecycle.group_going()
-            result = original(*args, **kwargs)
-            lifecycle.close(End("destroyed") if on_its_way is None else End("exception", on_its_way))
+            if is_default:
+                lifecycle.lives.going(None)
+                lifecycle.group_going()
+            elif isinstance(group, distributed.ProcessGroup):
+                lifecycle.lives.going(group)
+            try:
+                result = original(*args, **kwargs)
+            except BaseException as error:
+                leave_no_trace(error)
+                raise
+            if is_default:
+                lifecycle.close(End("destroyed") if on_its_way is None else End("exception", on_its_way))
             return result
 
         return destroy_process_group

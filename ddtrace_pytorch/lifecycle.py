@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ddtrace_pytorch.border import safely
+from ddtrace_pytorch.collectives.group_lives import GroupLives
 from ddtrace_pytorch.spans import End
 from ddtrace_pytorch.termination import Handler
 from ddtrace_pytorch.threads import on_main_thread
@@ -29,6 +30,7 @@ class Lifecycle:
     def __init__(self) -> None:
         self.current: Session | None = None
         self.instrument = "in_place"
+        self.lives = GroupLives()
         self.steps = Steps(self._first_stepped, self._stepped)
         self._groups = 0
         self._generated_id: str | None = None
@@ -135,7 +137,7 @@ class Lifecycle:
         # Ranks may be threads of one process: each session takes the place of the one before, and none is forgotten.
         with self._opening:
             self.close(End("replaced"))
-            session = self.current = opening.open_session(member, self.instrument, self._handler)
+            session = self.current = opening.open_session(member, self.instrument, self._handler, self.lives)
         if session is not None:
             self.steps.begin_anew()
             self._hear_multiprocessing()

@@ -14,6 +14,7 @@ from typing import Any
 
 from ddtrace.trace import tracer
 
+from ddtrace_pytorch.collectives.group_lives import GroupLives
 from ddtrace_pytorch.identity import place
 from ddtrace_pytorch.identity.describe import Member
 from ddtrace_pytorch.session import Session
@@ -67,12 +68,12 @@ def wanted_settings() -> Settings | None:
     return settings if wanted else None
 
 
-def open_session(member: Member | None, instrument: str, handler: Handler) -> Session | None:
+def open_session(member: Member | None, instrument: str, handler: Handler, lives: GroupLives) -> Session | None:
     """A session, open; None where the settings want none. Without `member`, of a single process that trains."""
     settings = wanted_settings()
     if settings is None:
         return None
-    session = Session(member or Member(rank=0, world_size=1), settings, instrument, handler)
+    session = Session(member or Member(rank=0, world_size=1), settings, instrument, handler, lives)
     session.open()
     return session
 

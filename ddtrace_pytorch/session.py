@@ -20,6 +20,7 @@ from ddtrace_pytorch import hooks, parenthood
 from ddtrace_pytorch.border import safely, warn_once
 from ddtrace_pytorch.c_signals import die
 from ddtrace_pytorch.clock import Clock
+from ddtrace_pytorch.collectives.group_lives import GroupLives
 from ddtrace_pytorch.collectives.markers import channels
 from ddtrace_pytorch.collectives.observer import Collectives
 from ddtrace_pytorch.exporter import Exporter
@@ -49,7 +50,9 @@ STORE_SECONDS = 0.8
 class Session:
     """Everything of ours between the opening of a process group and its end."""
 
-    def __init__(self, member: Member, settings: Settings, instrument: str, handler: Handler) -> None:
+    def __init__(
+        self, member: Member, settings: Settings, instrument: str, handler: Handler, lives: GroupLives
+    ) -> None:
         """Build without side effects; :meth:`open` starts the threads. Costs the training thread about 1 ms."""
         environ = dict(os.environ)
         # Not the store: the user's group has to be the last that holds it, so that its port is free once that is gone.
@@ -78,7 +81,13 @@ class Session:
         self._collectives: Collectives | None = None
         if member.store is not None and settings.collectives != "off":
             self._collectives = safely("prepare to count collectives")(Collectives)(
-                sys.modules["torch"], settings, self._clock, self.span, self._exporter, wraps=instrument == "wrapt"
+                sys.modules["torch"],
+                settings,
+                self._clock,
+                self.span,
+                self._exporter,
+                lives,
+                wraps=instrument == "wrapt",
             )
         self._store_thread = threading.Thread(target=self._meet, name="ddtrace_pytorch.store", daemon=True)
         self._handler = handler

@@ -7,6 +7,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from time import monotonic_ns
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from ddtrace_pytorch.border import leave_no_trace, safely
@@ -97,7 +98,11 @@ def make(_original, _counted, _block, _compiling):
         if _compiling():
             yield from _original({arguments})
         else:
-            yield from _counted(_block({arguments}), group)
+            try:
+                yield from _counted(_block({arguments}), group)
+            except _BaseException as _error:
+                _leave_no_trace(_error)
+                raise
 
     return _coalescing_manager
 """
@@ -112,7 +117,12 @@ def coalescing(operation: Operation, ledger: Ledger, in_flight: InFlight, track:
         block = contextlib.contextmanager(original) if is_generator else original
 
         parameters, arguments, defaults = signature_of(original)
-        names: dict[str, Any] = {"__name__": __name__, "_defaults": defaults}
+        names: dict[str, Any] = {
+            "__name__": __name__,
+            "_defaults": defaults,
+            "_BaseException": BaseException,
+            "_leave_no_trace": leave_no_trace,
+        }
         code = inspect.unwrap(original).__code__
         source = _BLOCK.format(parameters=parameters, arguments=arguments)
         exec(compiled(source, code.co_filename, code.co_firstlineno), names)
@@ -122,21 +132,26 @@ def coalescing(operation: Operation, ledger: Ledger, in_flight: InFlight, track:
 
     def counted(block: contextlib.AbstractContextManager[Any], group: Any) -> Iterator[Any]:
         slot = in_flight.slot()
-        if slot.call is not None:
-            with block as manager:
-                yield manager
-            return
+        outer = slot.call
         whole = Composite(None, coalesced=True)
-        slot.started = ending = whole.started
-        slot.call = whole
+        ending = whole.started
+        if outer is None:
+            slot.started, slot.call = whole.started, whole
         try:
             with block as manager:
                 try:
                     yield manager
                 finally:
                     ending = monotonic_ns()
+        except BaseException as error:
+            leave_no_trace(error)
+            if error.__traceback__ is not None and _is_context_manager(error.__traceback__.tb_frame):
+                leave_no_trace(error)  # where ours calls torch's
+            raise
         finally:
-            slot.call = None
+            slot.call = outer
+        if outer is not None:
+            return
         took = monotonic_ns() - ending
         works = list(getattr(manager, "works", ()))
         _count(whole, group, ending, took, works)
@@ -157,6 +172,10 @@ def coalescing(operation: Operation, ledger: Ledger, in_flight: InFlight, track:
         cell.add(ending, took, whole.size, cell.group.number(cell, whole.size))
 
     return around
+
+
+def _is_context_manager(frame: FrameType) -> bool:
+    return frame.f_code.co_filename == contextlib.__file__
 
 
 def _group_argument(function: Callable[..., Any]) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:

@@ -10,12 +10,12 @@ from ddtrace_pytorch.collectives import (
     c_wrappers,
     compiler,
     composites,
-    group_lives,
     in_place,
     native_hooks,
     point_to_point,
     wrappers,
 )
+from ddtrace_pytorch.collectives.group_lives import GroupLives
 from ddtrace_pytorch.collectives.groups import TorchGroups
 from ddtrace_pytorch.collectives.in_flight import InFlight
 from ddtrace_pytorch.collectives.listening import BATCH, Listener, Listening
@@ -29,7 +29,13 @@ class Instrument:
     """The instrumented functions; `in_flight` tells who is in a collective right now."""
 
     def __init__(
-        self, torch: Any, ledger: Ledger, groups: TorchGroups, forced: str = "auto", wraps: bool = False
+        self,
+        torch: Any,
+        ledger: Ledger,
+        groups: TorchGroups,
+        lives: GroupLives,
+        forced: str = "auto",
+        wraps: bool = False,
     ) -> None:
         """`wraps`: there are other functions of torch that had to be wrapped."""
         self.in_flight = InFlight()
@@ -39,6 +45,7 @@ class Instrument:
         self._release = release_of(torch.__version__)
         self._ledger = ledger
         self._groups = groups
+        self._lives = lives
         self._forced = forced
         self._may_use_c = c_wrappers.exists and forced != "python"
         self._waits = Waits(torch.distributed.distributed_c10d.Work, self.in_flight)
@@ -62,8 +69,7 @@ class Instrument:
         safely("keep out of the compiler's sight")(compiler.leave_package_uncompiled)()
         if self._forced in ("auto", "hooks"):
             self._use_hooks()
-        leave = self._leave if self._hooks is not None else None
-        self._undo += group_lives.watch(self._distributed, self._born, leave)
+        self._undo.append(self._lives.follow(self._born, self._leave))
         for process_group in self._groups.all():
             self._meet(process_group)
         for operation in self._operations():

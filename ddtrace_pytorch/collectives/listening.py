@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from time import monotonic_ns
 from typing import Any, Protocol
 
-from ddtrace_pytorch.border import safely
+from ddtrace_pytorch.border import leave_no_trace, safely
 from ddtrace_pytorch.collectives import sizes
 from ddtrace_pytorch.collectives.surface import Kind, Operation
 from ddtrace_pytorch.ledger import Group, Ledger
@@ -101,11 +101,11 @@ class Listening:
             def listened(*args: Any, **kwargs: Any) -> Any:
                 me, inside = get_ident(), self._inside
                 listeners, outer = self.listeners, inside.get(me)
-                if outer == _CALL or not listeners:
-                    return original(*args, **kwargs)
-                inside[me] = _CALL
                 result = None
                 try:
+                    if outer == _CALL or not listeners:
+                        return original(*args, **kwargs)
+                    inside[me] = _CALL
                     call = look(args, kwargs, outer)
                     if call is None:
                         return original(*args, **kwargs)
@@ -119,9 +119,12 @@ class Listening:
                         for listener in reversed(listeners):
                             safely("tell of a collective")(listener.end)(call, result)
                     return result
+                except BaseException as error:
+                    leave_no_trace(error)
+                    raise
                 finally:
                     if outer is None:
-                        del inside[me]
+                        inside.pop(me, None)
                     else:
                         inside[me] = outer
 

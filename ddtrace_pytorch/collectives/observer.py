@@ -14,6 +14,7 @@ from ddtrace_pytorch.clock import Clock
 from ddtrace_pytorch.collectives import telling
 from ddtrace_pytorch.collectives.callbacks import Callbacks
 from ddtrace_pytorch.collectives.flight_recorder import FlightRecorder
+from ddtrace_pytorch.collectives.group_lives import GroupLives
 from ddtrace_pytorch.collectives.groups import TorchGroups
 from ddtrace_pytorch.collectives.instrument import Instrument
 from ddtrace_pytorch.collectives.markers import markers
@@ -35,12 +36,19 @@ class Collectives:
     """What this rank says to the others, from :meth:`open` to :meth:`close`."""
 
     def __init__(
-        self, torch: Any, settings: Settings, clock: Clock, span: RankSpan, exporter: Exporter, wraps: bool
+        self,
+        torch: Any,
+        settings: Settings,
+        clock: Clock,
+        span: RankSpan,
+        exporter: Exporter,
+        lives: GroupLives,
+        wraps: bool,
     ) -> None:
         self._one_by_one = settings.collectives != "summary"
         self._groups = TorchGroups(torch.distributed)
         self.ledger = Ledger(self._groups, round(settings.slow_ms * MILLISECOND), _each(settings.collectives))
-        self.instrument = Instrument(torch, self.ledger, self._groups, settings.instrument, wraps)
+        self.instrument = Instrument(torch, self.ledger, self._groups, lives, settings.instrument, wraps)
         self._markers = safely("mark collectives")(markers)(settings, torch, self._node_of)
         placeholder = getattr(torch.distributed.distributed_c10d, "_IllegalWork", ())
         self._callbacks = Callbacks(self.instrument, clock, placeholder)

@@ -155,9 +155,13 @@ ALONE = f"""
     from ddtrace_pytorch import hooks
     from ddtrace_pytorch.patch import unpatch
 
-    makers = [dist.new_group, dist.init_process_group, dist.distributed_c10d._new_group_with_tag]
+    c10d = dist.distributed_c10d
+    names = ("init_process_group", "destroy_process_group", "new_group", "_new_group_with_tag", "split_group",
+             "shrink_group", "_abort_process_group")
+    functions = [getattr(c10d, name) for name in names if hasattr(c10d, name)]
+
     def state():
-        return [(one.__code__, [cell.cell_contents for cell in one.__closure__ or ()]) for one in makers]
+        return [(one.__code__, [cell.cell_contents for cell in one.__closure__ or ()]) for one in functions]
 
     before = state()
     ddtrace_pytorch.patch()
@@ -165,13 +169,14 @@ ALONE = f"""
     groups, starts = [], []
     handle = hooks.register_process_group_hook(lambda group, name: groups.append(name))
     hooks.register_collective_start_hook(starts.append)
-    assert state() != patched
+    assert state() == patched, "one layer, whoever follows"
     handle.remove()
-    assert state() == patched, "nothing stays instrumented for nobody"
+    assert state() == patched
     hooks.register_process_group_hook(lambda group, name: groups.append(name))
 
     # A forked child opens a session of its own, in which hooks registered before are called.
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert state() == patched
     child = os.fork()
     if child == 0:
         assert not our_thread()
@@ -189,7 +194,9 @@ ALONE = f"""
     tensor = torch.ones(2)
     compiled(tensor)
     assert tensor.tolist() == [2, 2]
+    hooks.register_process_group_hook(lambda group, name: groups.append(name)).remove()
     dist.destroy_process_group()
+    assert state() == patched, "sessions come and go, and leave no layer of theirs"
     starts.clear()
 
     os.environ["DD_PYTORCH_COLLECTIVES"] = "off"

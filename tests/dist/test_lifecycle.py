@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from harness.agent import Agent, Span, free_port
 from harness.job import DDTRACE_RUN, PYTHON, Jobs, environment, torchrun
 from harness.log import of_type, rank_spans, records
@@ -22,6 +23,56 @@ def alone(agent_url: str | None, **settings: str) -> dict[str, str]:
 
 def reasons(spans: list[Span]) -> list[str]:
     return [span["meta"]["pytorch.end_reason"] for span in spans]
+
+
+# Rank 0 goes on alone: gloo cannot shrink, so its backend is one that says it can.
+SHRINKS = """
+    import os
+    from datetime import timedelta
+    from types import SimpleNamespace
+    import torch, torch.distributed as dist
+    from ddtrace_pytorch import hooks
+
+    c10d = dist.distributed_c10d
+    groups = []
+    hooks.register_process_group_hook(lambda group, name: groups.append(group))
+    dist.init_process_group("gloo")
+    for _ in range(3):
+        dist.all_reduce(torch.ones(1))
+
+    def shrink(excluded, flags, options):
+        store = dist.PrefixStore("shrunk", c10d._get_default_store())
+        return dist.ProcessGroupGloo(store, 0, 1, timedelta(seconds=30))
+
+    c10d._validate_shrink_backend_requirements = lambda group: SimpleNamespace(shrink=shrink)
+    if dist.get_rank() == 0:
+        shrunk = dist.shrink_group([1])
+        assert shrunk is dist.group.WORLD
+        assert dist.get_world_size() == 1
+        assert groups[1:] == [shrunk]
+        for _ in range(2):
+            dist.all_reduce(torch.ones(1))
+        dist.all_reduce(torch.ones(1), group=shrunk)
+        del groups[:], shrunk
+        dist.destroy_process_group()
+"""
+
+
+@pytest.mark.skipif(not hasattr(torch.distributed, "shrink_group"), reason="process groups shrink from torch 2.10 on")
+def test_a_default_group_that_shrinks_has_a_session_of_its_own(jobs: Jobs, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    env = environment(None, DD_PATCH_MODULES="pytorch:true", DD_PYTORCH_EXPORT="local", DD_PYTORCH_LOG_DIR=str(log))
+    jobs.run([*DDTRACE_RUN, *torchrun(2), jobs.script(SHRINKS)], env).ok()
+    facts = [
+        (span["metrics"]["rank"], span["metrics"]["world_size"], span["metrics"]["pytorch.collective_calls"])
+        for span in rank_spans(log)
+    ]
+    assert facts == [(0, 2, 3), (0, 1, 3), (1, 2, 3)]
+    counts = {
+        (one["metrics"]["collective.group_size"], one["resource"]): one["metrics"]["collective.count"]
+        for one in of_type(log, "summary")
+    }
+    assert counts == {(2, "all_reduce"): 3, (1, "all_reduce"): 3}
 
 
 # One process, one life after another. `before` binds the functions before anything is patched.

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ddtrace_pytorch.clock import Clock
+from ddtrace_pytorch.collectives.group_lives import GroupLives
 from ddtrace_pytorch.collectives.observer import Collectives
 from ddtrace_pytorch.ledger import Cell, Group, How, Note
 from ddtrace_pytorch.settings import load
@@ -52,7 +53,7 @@ def test_of_slow_calls_one_is_told_for_each_operation_and_the_others_are_counted
     exporter: Any = Exporter()
     span: Any = SimpleNamespace(piece=SimpleNamespace(trace_id=1, span_id=2))
     settings = load({"DD_PYTORCH_COLLECTIVES": mode})
-    collectives = Collectives(torch, settings, Clock(), span, exporter, wraps=False)
+    collectives = Collectives(torch, settings, Clock(), span, exporter, GroupLives(), wraps=False)
     groups = {name: Group(name, name, "gloo", (0, 1), 0) for name in "01"}
     for _ in range(2):
         for operation, group, took in SLOW:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from stage import bits, failure, kind, launched, play, scene
+from stage import PATCHED, bits, failure, kind, launched, play, scene
 
 SUM = dist.ReduceOp.SUM
 
@@ -126,8 +126,8 @@ def coalesced() -> Any:
             kind(block), [kind(one) for one in inside], len(block.works), block.wait() if deferred else None,
             bits(one, two),
         ]  # fmt: skip
-    came["illegal"] = failure(raised_inside, tail=2)
-    came["mixed"] = failure(mixed, tail=2)
+    came["illegal"] = failure(raised_inside)
+    came["mixed"] = failure(mixed)
     return came
 
 
@@ -193,6 +193,40 @@ def wrong_arguments() -> Any:
     came = {name: failure(call) for name, call in wrong.items()}
     work.wait()
     return came
+
+
+@scene
+def wrong_arguments_while_somebody_listens() -> Any:
+    if not PATCHED:
+        return wrong_arguments()
+    from ddtrace_pytorch import hooks
+
+    handle = hooks.register_collective_end_hook(lambda status: None)
+    try:
+        return wrong_arguments()
+    finally:
+        handle.remove()
+
+
+@scene
+def wrong_groups() -> Any:
+    c10d = dist.distributed_c10d
+    wrong = {
+        "a second default": lambda: dist.init_process_group("gloo"),
+        "unknown name": lambda: dist.init_process_group(backennd="gloo"),
+        "no such rank": lambda: dist.new_group([0, 7]),
+        "twice the same": lambda: dist.new_group([0, 0]),
+        "no such backend": lambda: dist.new_group(backend="carrier pigeon"),
+        "made wrongly": lambda: c10d._new_group_with_tag(3, 4, 5, 6, 7, 8, 9, 10, 11),
+        "no group": lambda: dist.destroy_process_group(3),
+        "nothing to split": lambda: dist.split_group(),
+        "split of gloo": lambda: dist.split_group(split_ranks=[[0], [1]]),
+        "abort of no group": lambda: c10d._abort_process_group(3),
+    }
+    if hasattr(dist, "shrink_group"):
+        wrong["nothing to exclude"] = lambda: dist.shrink_group([])
+        wrong["gloo does not shrink"] = lambda: dist.shrink_group([1])
+    return {name: failure(call) for name, call in wrong.items()}
 
 
 class Mine(torch.Tensor):
