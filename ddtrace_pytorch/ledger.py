@@ -42,7 +42,7 @@ class Group:
     """One process group as far as the ledger cares; it never holds the process group itself.
 
     `name` is torch's, the same on every member; `label` what a person calls it (``dp``, ``world``); `ranks` the global
-    ranks in the group's order; `calls` the number of collectives that were issued on it, which all its ranks agree on;
+    ranks in the group's order; `calls` the number of collectives that came back on it, which all its ranks agree on;
     `recent` and `sizes` the cells and bytes of the last ones, where number n is at n modulo :data:`RECENT`; `sampled`
     the number of the next one to be recorded by itself, of which there were `samples` since the last beat; `scattered`
     by how many the tensors of coalesced reduce_scatters outnumber the calls.
@@ -77,6 +77,9 @@ class Group:
         self.rank = rank
         self.size = len(ranks)
         self.crosses_nodes: bool | None = None
+        # Without those that raised. What torch refuses (wrong arguments) is heard by no other rank, and may be tried
+        # again. One that fails on its way (a peer that is gone or late) was issued, so torch counts it, on this rank
+        # and perhaps not on others; but nothing can be told of the group after that, because everything on it fails.
         self.calls = 0
         self.recent: list[Cell | None] = [None] * RECENT
         self.sizes = [0] * RECENT

@@ -216,3 +216,63 @@ def test_a_terminated_rank_has_told_its_totals(agent: Agent, jobs: Jobs, tmp_pat
     assert {one["parent_id"] for one in spans} == {rank["span_id"] for rank in ranks}
     for one in spans:
         assert one["metrics"]["collective.count"] > 0
+
+
+# Rank 0 tries what torch refuses between the calls that both make. Then, on another group, it waits in vain.
+FAILURES = """
+    from datetime import timedelta
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    store = dist.distributed_c10d._get_default_store()
+    world, absent = dist.group.WORLD, dist.new_group([0, 1], timeout=timedelta(seconds=1), group_desc="absent")
+    tensor = torch.ones(4)
+
+    def counted(group):
+        return group._get_sequence_number_for_group()
+
+    def raises(call):
+        try:
+            call()
+        except Exception:
+            return
+        raise SystemExit("it should have raised")
+
+    dist.all_reduce(tensor)
+    if rank == 0:
+        raises(lambda: dist.all_reduce([1]))
+        raises(lambda: dist.broadcast(tensor, 7))
+        raises(lambda: dist.all_gather_into_tensor(torch.ones(3), tensor))
+        raises(lambda: dist.all_gather_object([None, None], lambda: 0))
+    dist.all_gather_into_tensor(torch.ones(8), tensor)
+    if rank == 0:
+        raises(lambda: dist.all_reduce_coalesced([tensor, 3]))
+    dist.barrier()
+    assert counted(world) == 3, "torch counts none that it refuses"
+
+    if rank == 0:
+        raises(lambda: dist.all_reduce(tensor, group=absent))
+        assert counted(absent) == 1, "but it counts one that fails on its way"
+        store.set("gave up", "1")
+    else:
+        store.wait(["gave up"])
+    raises(lambda: dist.all_reduce(tensor, group=absent))  # and nothing works after that
+    store.set(f"done {rank}", "1")
+    store.wait(["done 0", "done 1"])
+    dist.destroy_process_group()
+"""
+
+
+def test_calls_that_raised_have_no_number_so_ranks_still_agree_on_the_others(jobs: Jobs, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    env = environment(None, DD_PATCH_MODULES="pytorch:true", DD_PYTORCH_EXPORT="local", DD_PYTORCH_LOG_DIR=str(log))
+    jobs.run([*DDTRACE_RUN, *torchrun(2), jobs.script(FAILURES)], env).ok()
+    for rank in (0, 1):
+        mine = [one for one in of_type(log, "call") if f"rank-{rank:05}" in one["_file"]]
+        assert [(one["op"], one["key"]) for one in mine] == [
+            ("all_reduce", 1),
+            ("all_gather_into_tensor", 2),
+            ("barrier", 3),
+        ]
