@@ -161,7 +161,11 @@ class Listening:
 
     def _read_batch(self, arguments: Mapping[str, Any], batch: str | None) -> Call | None:
         transfers = arguments["p2p_op_list"]
-        if not transfers or not all(hasattr(one, "peer") and hasattr(one, "tensor") for one in transfers):
+        if (
+            not isinstance(transfers, list)
+            or not transfers
+            or not all(hasattr(one, "peer") and hasattr(one, "tensor") for one in transfers)
+        ):
             return None  # torch will say what is wrong with it
         group = self._ledger.group(transfers[0].group)
         if group is None:
