@@ -1,7 +1,7 @@
 """`ddtrace-pytorch doctor`: would a job started from here be traced, and if not, what to do.
 
-:func:`gather` collects :class:`Facts` (the effects), :func:`examine` turns them into :class:`Check` lines (pure), and
-:func:`render` shows them. The command's exit status is 0 if nothing needs mending, else 1.
+:func:`gather` collects :class:`Facts` (the effects), :func:`examine` and :func:`verdict` turn them into :class:`Check`
+lines and a sentence (pure), and :func:`render` shows them. The command's exit status is 0 if nothing needs mending, else 1.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import platform
 import re
 import site
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from rich.text import Text
 
 from ddtrace_pytorch import __version__, settings
 from ddtrace_pytorch.cli import probes
+from ddtrace_pytorch.cli.command_line import CommandLine, look_at
 from ddtrace_pytorch.cli.terminal import standard_output, visible
 from ddtrace_pytorch.identity import job as jobs
 from ddtrace_pytorch.patch import SUPPORTED_TORCH
@@ -48,7 +49,7 @@ MARKS = {GOOD: ("✓", "+", "green"), BAD: ("✗", "x", "bold red"), NOTE: ("–
 
 @dataclass(frozen=True)
 class Facts:
-    """What was found. `answers` are the probes', by name; what isn't there is None."""
+    """What was found. `answers` are the probes', by name; what isn't there is None, and so is a command not given."""
 
     location: str
     install: str
@@ -59,6 +60,7 @@ class Facts:
     environ: Mapping[str, str]
     settings: settings.Settings
     job: jobs.Job
+    command: CommandLine | None
     answers: dict[str, probes.Answer]
 
 
@@ -75,8 +77,10 @@ class Check:
 # ---- finding out ----
 
 
-def gather(environ: Mapping[str, str] = os.environ, timeout: float = TIMEOUT_SECONDS) -> Facts:
-    """Look around, at most about `timeout` seconds."""
+def gather(
+    environ: Mapping[str, str] = os.environ, timeout: float = TIMEOUT_SECONDS, command: Sequence[str] = ()
+) -> Facts:
+    """Look around, at most about `timeout` seconds, for a job that `command` would start."""
     location, install = _installed()
     return Facts(
         location=location,
@@ -90,6 +94,7 @@ def gather(environ: Mapping[str, str] = os.environ, timeout: float = TIMEOUT_SEC
         environ=dict(environ),
         settings=settings.load(environ),
         job=jobs.identify(environ),
+        command=look_at(command) if command else None,
         answers=probes.ask(tuple(probes.PROBES), timeout),
     )
 
@@ -188,13 +193,14 @@ def _doors(facts: Facts) -> Iterator[Line]:
 
 
 def _instrumentation(facts: Facts) -> Iterator[Line]:
-    answer, chosen = facts.answers["instrumentation"], facts.settings
+    answer, chosen, command = facts.answers["instrumentation"], facts.settings, facts.command
     asked = [f"{name}={facts.environ[name]}" for name in SWITCHES[:2] if name in facts.environ]
     asked_text = " and ".join(asked)
+    patched_by = command.patched_by if command else None
     if "error" in answer:
         if "error" not in facts.answers["torch"]:
             yield BAD, f"ddtrace-run could not be tried: {answer['error']}", _ddtrace_broken(facts, answer["error"])
-        elif not _asked(facts.environ):
+        elif not _asked(facts.environ) and not patched_by:
             yield BAD, f"off under ddtrace-run: {_not_asked(asked)}", SWITCH_ON
         return
     # As ddtrace reads it, which is narrower than our own reading: `yes`, or nothing at all, turns its tracing off.
@@ -208,11 +214,13 @@ def _instrumentation(facts: Facts) -> Iterator[Line]:
         )
     if chosen.export == "none":
         yield BAD, "DD_PYTORCH_EXPORT=none: nothing is recorded", "unset DD_PYTORCH_EXPORT"
-    if answer["on"]:
+    if patched_by:
+        yield GOOD, f"switched on by the script itself, at {patched_by}"
+    elif answer["on"]:
         if not off:
             yield GOOD, f"on under ddtrace-run ({asked_text})" if asked else "on under ddtrace-run"
-        return
-    if answer["built_in"]:
+            yield _without_ddtrace_run(facts, asked_text)
+    elif answer["built_in"]:
         yield BAD, "under ddtrace-run, ddtrace's own built-in integration is on instead", "see Loading, above"
     elif not _asked(facts.environ):
         yield BAD, f"off under ddtrace-run: {_not_asked(asked)}", SWITCH_ON
@@ -222,8 +230,33 @@ def _instrumentation(facts: Facts) -> Iterator[Line]:
             f"off under ddtrace-run, though {asked_text} asks for it",
             "DD_TRACE_DEBUG=true ddtrace-run python -c 'import torch' says more",
         )
-    for line in answer["stderr"]:
-        yield NOTE, f"on stderr: {line}"
+        for line in answer["stderr"]:
+            yield NOTE, f"on stderr: {line}"
+
+
+def _without_ddtrace_run(facts: Facts, asked: str) -> Line:
+    """Of a job that is asked for by its environment: whether anything in it reads that."""
+    if facts.answers["torch"].get("on"):
+        return GOOD, "on without it too: in this environment every Python loads ddtrace"
+    command, nothing = facts.command, f"{asked or 'the switch'} is set, but without ddtrace nothing reads it"
+    if command is None:
+        return NOTE, f"off without it: {nothing}; start with ddtrace-run or import ddtrace.auto"
+    if command.opened_by:
+        return GOOD, f"`{command}` lets ddtrace in, by {command.opened_by}"
+    return (
+        BAD,
+        f"`{command}` would not be traced: {nothing}",
+        f"start with ddtrace-run (`ddtrace-run {command}`) or import ddtrace.auto in the training script",
+    )
+
+
+def verdict(facts: Facts) -> str:
+    """What would become of a job, where there is nothing to do."""
+    if facts.command:
+        return f"`{facts.command}` would be traced from here."
+    if facts.answers["torch"].get("on"):
+        return "`torchrun train.py` would be traced from here."
+    return "`ddtrace-run torchrun train.py` would be traced from here; `torchrun train.py` alone would not."
 
 
 def _not_asked(switches: list[str]) -> str:
@@ -365,8 +398,8 @@ def todo(checks: list[Check]) -> list[str]:
 # ---- showing it ----
 
 
-def render(checks: list[Check], console: Console) -> None:
-    """Show `checks` by topic, then what to do."""
+def render(checks: list[Check], verdict: str, console: Console) -> None:
+    """Show `checks` by topic, then what to do: `verdict` if that is nothing."""
     plain = console.options.ascii_only
     topic = None
     for check in checks:
@@ -379,7 +412,7 @@ def render(checks: list[Check], console: Console) -> None:
     console.print()
     things = todo(checks)
     if not things:
-        console.print(Text("What to do: nothing. `ddtrace-run torchrun train.py` would be traced from here."))
+        console.print(Text(f"What to do: nothing. {visible(verdict)}"), soft_wrap=True)
     elif len(things) == 1:
         console.print(Text(f"What to do: {visible(things[0])}"), soft_wrap=True)
     else:
@@ -388,19 +421,25 @@ def render(checks: list[Check], console: Console) -> None:
             console.print(Text(f"  {number}. {visible(thing)}"), soft_wrap=True)
 
 
-@click.command(short_help="Would a job started from here be traced?")
+@click.command(
+    short_help="Would a job started from here be traced?",
+    context_settings={"allow_interspersed_args": False},
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the checks as JSON.")
+@click.argument("command", nargs=-1, metavar="[COMMAND...]", type=click.UNPROCESSED)
 @click.pass_context
-def doctor(context: click.Context, as_json: bool) -> None:
+def doctor(context: click.Context, as_json: bool, command: tuple[str, ...]) -> None:
     """Whether a job started from here would be traced, and if not, what to do.
 
     Run it where the job runs, with the job's environment. It starts a few interpreters, which takes some seconds.
+    With the job's COMMAND (torchrun train.py, for example) it says whether that one would be traced: the command is
+    looked at, with the scripts it names, and not run.
     """
     if sys.stderr.isatty():
         with Console(stderr=True).status("asking torch, ddtrace and the Agent …"):
-            facts = gather()
+            facts = gather(command=command)
     else:
-        facts = gather()
+        facts = gather(command=command)
     checks = examine(facts)
     things = todo(checks)
     if as_json:
@@ -409,5 +448,5 @@ def doctor(context: click.Context, as_json: bool) -> None:
             json.dumps(found | {"checks": [asdict(check) for check in checks], "answers": facts.answers}, indent=2)
         )
     else:
-        render(checks, standard_output())
+        render(checks, verdict(facts), standard_output())
     context.exit(1 if things else 0)

@@ -34,10 +34,10 @@ DDTRACE_RUN = (sys.executable, "-m", "ddtrace.commands.ddtrace_run", sys.executa
 
 
 def torch() -> Answer:
-    """Which torch this is, and which door it opened."""
+    """Which torch this is, which door it opened, and whether it is instrumented without ddtrace-run."""
     import torch
 
-    from ddtrace_pytorch import autoload
+    from ddtrace_pytorch import autoload, instrumentation
 
     return {
         "version": str(torch.__version__),
@@ -46,6 +46,7 @@ def torch() -> Answer:
         "distributed": torch.distributed.is_available(),
         "door": autoload.opened_by,
         "finder": any(isinstance(finder, autoload.Finder) for finder in sys.meta_path),
+        "on": instrumentation.is_on(),
     }
 
 

@@ -8,17 +8,19 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness.agent import Agent
-from harness.job import environment
+from harness.job import DDTRACE_RUN, environment
 from rich.console import Console
 
 from ddtrace_pytorch import settings
 from ddtrace_pytorch.cli import doctor, probes
+from ddtrace_pytorch.cli.command_line import CommandLine, look_at
 from ddtrace_pytorch.cli.doctor import BAD, GOOD, NOTE, Check, Facts, examine, todo
 from ddtrace_pytorch.identity import job as jobs
 
@@ -32,6 +34,7 @@ ANSWERS: dict[str, probes.Answer] = {
         "distributed": True,
         "door": "pth",
         "finder": True,
+        "on": False,
     },
     "instrumentation": {"on": True, "built_in": False, "stderr": []},
     "agent": {"url": "http://agent:8126", "answers": True, "ms": 1.5},
@@ -44,7 +47,9 @@ ANSWERS: dict[str, probes.Answer] = {
 }
 
 
-def facts(environ: dict[str, str] | None = None, **answers: dict[str, Any]) -> Facts:
+def facts(
+    environ: dict[str, str] | None = None, command: CommandLine | None = None, **answers: dict[str, Any]
+) -> Facts:
     """All is well, but for some variables and parts of answers."""
     environ = {"DD_PATCH_MODULES": "pytorch:true"} | (environ or {})
     return Facts(
@@ -57,6 +62,7 @@ def facts(environ: dict[str, str] | None = None, **answers: dict[str, Any]) -> F
         environ=environ,
         settings=settings.load(environ),
         job=jobs.identify(environ),
+        command=command,
         answers={
             name: answers[name] if "error" in answers.get(name, {}) else answer | answers.get(name, {})
             for name, answer in ANSWERS.items()
@@ -200,6 +206,74 @@ def test_a_ddtrace_that_fails_is_told_from_an_address_it_refuses(error: str, do:
     assert todo(examine(found)) == [do]
 
 
+def test_without_a_command_line_it_says_that_the_variable_alone_does_nothing() -> None:
+    on, alone = about("Instrumentation", facts())
+    assert (on.state, alone.state) == (GOOD, NOTE)
+    assert alone.text.startswith("off without it: DD_PATCH_MODULES=pytorch:true is set, but ")
+    assert alone.text.endswith("start with ddtrace-run or import ddtrace.auto")
+    assert "`torchrun train.py` alone would not" in doctor.verdict(facts())
+
+
+def test_where_ddtrace_is_in_every_python_nothing_is_said_of_ddtrace_run() -> None:
+    lines = about("Instrumentation", facts(torch={"on": True}))
+    assert [line.state for line in lines] == [GOOD, GOOD]
+    assert "would not" not in doctor.verdict(facts(torch={"on": True}))
+
+
+def test_a_command_line_without_ddtrace_run_is_a_fault() -> None:
+    plain = facts(command=look_at(("torchrun", "no such file.py")))
+    fault = only_fault(plain)
+    assert fault.topic == "Instrumentation"
+    assert "`torchrun 'no such file.py'` would not be traced: DD_PATCH_MODULES=pytorch:true is set, but" in fault.text
+    assert "`ddtrace-run torchrun 'no such file.py'`" in (fault.todo or "")
+    assert todo(examine(replace(plain, answers=plain.answers | {"torch": ANSWERS["torch"] | {"on": True}}))) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("ddtrace-run", "torchrun", "train.py"),
+        ("nsys", "profile", "/venv/bin/ddtrace-run", "torchrun", "train.py"),
+        ("python", "-m", "ddtrace.commands.ddtrace_run", "torchrun", "train.py"),
+    ],
+)
+def test_a_command_line_with_ddtrace_run_would_be_traced(words: tuple[str, ...]) -> None:
+    found = facts(command=look_at(words))
+    assert todo(examine(found)) == []
+    assert doctor.verdict(found) == f"`{' '.join(words)}` would be traced from here."
+
+
+@pytest.mark.parametrize(
+    ("text", "opened", "patched"),
+    [
+        ("import torch\nimport ddtrace.auto\n", 2, None),
+        ("from ddtrace import auto", 1, None),
+        ("#!/bin/sh\nexec ddtrace-run torchrun train.py", 2, None),
+        ("import ddtrace_pytorch\n\nddtrace_pytorch.patch()", None, 3),
+        ("ddtrace.patch(redis=True, pytorch=True)", None, 1),
+        ("# import ddtrace.auto\n  # ddtrace_pytorch.patch()", None, None),
+        ("import ddtrace.automatic, my_ddtrace.auto\nddtrace.patch(redis=True)", None, None),
+        ("\x00\udcff", None, None),
+    ],
+)
+def test_a_script_that_lets_ddtrace_in_is_seen(
+    tmp_path: Path, text: str, opened: int | None, patched: int | None
+) -> None:
+    script = tmp_path / "start"
+    script.write_text(text, errors="surrogateescape")
+    found = look_at(("torchrun", "--nproc-per-node", "2", str(script)))
+    assert found.opened_by == (opened and f"{script}:{opened}")
+    assert found.patched_by == (patched and f"{script}:{patched}")
+
+
+def test_a_script_that_patches_needs_neither_variable_nor_ddtrace_run(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import ddtrace_pytorch; ddtrace_pytorch.patch()")
+    found = facts({"DD_PATCH_MODULES": ""}, look_at(("torchrun", str(script))), instrumentation={"on": False})
+    assert todo(examine(found)) == []
+    assert "would be traced" in doctor.verdict(found)
+
+
 def test_what_the_failed_try_said_is_shown() -> None:
     lines = about("Instrumentation", facts(instrumentation={"on": False, "stderr": ["torch is too old"]}))
     assert (lines[-1].state, lines[-1].text) == (NOTE, "on stderr: torch is too old")
@@ -276,7 +350,7 @@ def test_the_job_is_told_with_where_its_id_is_from() -> None:
 def test_marks_read_without_colour_and_without_unicode(encoding: str) -> None:
     out = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="backslashreplace")
     checks = [Check("A", GOOD, "fine"), Check("A", BAD, "broken\x1b[2J", "mend it"), Check("B", NOTE, "by the way")]
-    doctor.render(checks, Console(file=out))
+    doctor.render(checks, "all is well", Console(file=out))
     out.seek(0)
     good, bad, note = ("✓", "✗", "–") if encoding == "utf-8" else ("+", "x", "-")
     assert out.read() == (f"A\n  {good} fine\n  {bad} broken\\x1b[2J\nB\n  {note} by the way\n\nWhat to do: mend it\n")
@@ -316,9 +390,9 @@ def test_the_usual_log_directory_must_be_ours_alone(tmp_path: Path, monkeypatch:
     assert "symbolic link" in probes.log()["why"]
 
 
-def _doctor(env: dict[str, str], *options: str) -> subprocess.CompletedProcess[str]:
+def _doctor(env: dict[str, str], *options: str, under: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "ddtrace_pytorch.cli.main", "doctor", *options],
+        [*under, sys.executable, "-m", "ddtrace_pytorch.cli.main", "doctor", *options],
         env=env, capture_output=True, text=True, timeout=90,
     )  # fmt: skip
 
@@ -333,7 +407,23 @@ def test_really_run_where_a_job_would_be_traced(agent: Agent) -> None:
     assert (answers["agent"]["url"], answers["agent"]["answers"]) == (agent.url, True)
     assert answers["torch"]["door"] == ("pth" if doctor._pth() else "torch.backends")
     assert answers["torch"]["finder"] is True
+    assert answers["torch"]["on"] is False
     assert agent.received() == []
+
+
+def test_really_run_on_a_command_line_that_ddtrace_run_is_missing_from(agent: Agent) -> None:
+    env = environment(agent.url, DD_PATCH_MODULES="pytorch:true")
+    done = _doctor(env, "torchrun", "--nproc-per-node", "2", "train.py")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "`torchrun --nproc-per-node 2 train.py` would not be traced" in done.stdout
+    assert _doctor(env, "--", "ddtrace-run", "torchrun", "train.py").returncode == 0
+
+
+def test_really_run_in_an_environment_of_ddtrace_run(agent: Agent) -> None:
+    env = environment(agent.url, DD_PATCH_MODULES="pytorch:true", DD_TRACE_ENABLED="true")
+    done = _doctor(env, "--json", "--", "torchrun", "train.py", under=DDTRACE_RUN)
+    assert done.returncode == 0, done.stdout
+    assert json.loads(done.stdout)["answers"]["torch"]["on"] is True
 
 
 def test_really_run_where_nobody_asked_and_no_agent_is(tmp_path: Path) -> None:
