@@ -1,7 +1,8 @@
 """`ddtrace-pytorch doctor`: would a job started from here be traced, and if not, what to do.
 
 :func:`gather` collects :class:`Facts` (the effects), :func:`examine` and :func:`verdict` turn them into :class:`Check`
-lines and a sentence (pure), and :func:`render` shows them. The command's exit status is 0 if nothing needs mending, else 1.
+lines and a sentence (pure), and :func:`render` shows them. The command's exit status is 0 if nothing needs mending,
+else 1.
 """
 
 from __future__ import annotations
@@ -281,7 +282,6 @@ def _asked(environ: Mapping[str, str]) -> bool:
 
 def _agent(facts: Facts) -> Iterator[Line]:
     answer, export = facts.answers["agent"], facts.settings.export
-    instead = f"the run log goes to {facts.settings.log_root} (to read it: {NAME} report)"
     if not facts.settings.to_agent:
         yield NOTE, f"not used: DD_PYTORCH_EXPORT={export}"
     elif "error" in answer:
@@ -298,14 +298,14 @@ def _agent(facts: Facts) -> Iterator[Line]:
             "start an Agent, point DD_TRACE_AGENT_URL at one, or unset DD_PYTORCH_EXPORT",
         )
     else:
-        yield NOTE, f"none answers at {answer['url']} ({answer['ms']:g} ms); {instead}"
+        goes = f"; the run log goes to {facts.settings.log_root} (to read it: {NAME} report)"
+        yield NOTE, f"none answers at {answer['url']} ({answer['ms']:g} ms){'' if _log_trouble(facts) else goes}"
 
 
 def _log(facts: Facts) -> Iterator[Line]:
     answer, chosen = facts.answers["log"], facts.settings
     wanted = chosen.to_log(facts.answers["agent"].get("answers", False))
-    if "error" in answer or answer["why"]:
-        why = answer.get("error") or answer["why"]
+    if why := _log_trouble(facts):
         if wanted:
             yield BAD, f"can't be written: {why}", "set DD_PYTORCH_LOG_DIR to a directory that you can write to"
         else:
@@ -319,6 +319,12 @@ def _log(facts: Facts) -> Iterator[Line]:
         yield NOTE, f"{text}: less than the {chosen.log_max_mb:g} MiB that one rank may take (DD_PYTORCH_LOG_MAX_MB)"
     else:
         yield GOOD, text
+
+
+def _log_trouble(facts: Facts) -> str | None:
+    answer = facts.answers["log"]
+    why: str | None = answer.get("error") or answer["why"]
+    return why
 
 
 def _gpu(facts: Facts) -> Iterator[Line]:
@@ -348,7 +354,11 @@ def _job(facts: Facts) -> Iterator[Line]:
     launcher = f", launched by {job.launcher}" if job.launcher else ""
     attempt = "" if job.attempt is None else f", attempt {job.attempt} (from {job.attempt_source})"
     if job.id is None:
-        yield NOTE, f"no job id in this environment{launcher}{attempt}; the ranks will make one up together"
+        yield (
+            NOTE,
+            f"no job id in this environment{launcher}{attempt}; the ranks make one up together, "
+            "unless the launcher gives one (torchrun does)",
+        )
     else:
         yield GOOD, f"job {job.id} (from {job.source}){launcher}{attempt}"
     for complaint in job.complaints:

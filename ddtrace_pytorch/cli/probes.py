@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -26,6 +27,8 @@ _MARK = "ddtrace-pytorch-probe:"
 
 LINES_KEPT = 5
 
+# Torch and others warn of much that is not asked here; who made their warnings errors gets them as the job would.
+UNWARNED = {"PYTHONWARNINGS": "ignore"}
 # A look must not show up as an application of the user's.
 QUIET = {"DD_INSTRUMENTATION_TELEMETRY_ENABLED": "false", "DD_REMOTE_CONFIGURATION_ENABLED": "false"}
 
@@ -124,14 +127,19 @@ PROBES: dict[str, Sequence[str]] = {
 
 
 def tell(name: str) -> None:
-    """In the child: run one probe and print its answer."""
-    print(_MARK + json.dumps(globals()[name]()), flush=True)
+    """In the child: run one probe and print its answer, or the error it ended with."""
+    try:
+        answer = globals()[name]()
+    except Exception as error:
+        (*_, why) = traceback.format_exception_only(error)
+        answer = {"error": why.splitlines()[0]}
+    print(_MARK + json.dumps(answer), flush=True)
 
 
 def ask(names: Sequence[str], timeout: float) -> dict[str, Answer]:
     """Run the probes `names` side by side, each for at most `timeout` seconds.
 
-    A probe that failed gives ``{"error": why}``; ``stderr`` has the last lines it wrote there.
+    A probe that failed gives ``{"error": why}``; ``stderr`` has the last lines written there that name ddtrace.
     """
     with ThreadPoolExecutor(len(names)) as threads:
         return dict(zip(names, threads.map(lambda name: _ask(name, timeout), names), strict=True))
@@ -140,7 +148,7 @@ def ask(names: Sequence[str], timeout: float) -> dict[str, Answer]:
 def _ask(name: str, timeout: float) -> Answer:
     code = f"from ddtrace_pytorch.cli import probes; probes.tell({name!r})"
     child = subprocess.Popen(
-        [*PROBES[name], "-c", code], env={**os.environ, **QUIET}, start_new_session=True,
+        [*PROBES[name], "-c", code], env={**UNWARNED, **os.environ, **QUIET}, start_new_session=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
     )  # fmt: skip
     try:
@@ -151,11 +159,11 @@ def _ask(name: str, timeout: float) -> Answer:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.communicate(timeout=1.0)
         return {"error": f"no answer in {timeout:g} s"}
-    said = [line.strip() for line in stderr.splitlines() if line.strip()][-LINES_KEPT:]
+    said = [line.strip() for line in stderr.splitlines() if line.strip()]
     for line in reversed(stdout.splitlines()):
         if line.startswith(_MARK):
             answer: Answer = json.loads(line[len(_MARK) :])
-            return answer | {"stderr": said}
+            return answer | {"stderr": [line for line in said if "ddtrace" in line][-LINES_KEPT:]}
     if child.returncode < 0:
         return {"error": f"the interpreter died of {signal.Signals(-child.returncode).name}"}
     return {"error": said[-1] if said else f"exit status {child.returncode}"}

@@ -274,6 +274,11 @@ def test_a_script_that_patches_needs_neither_variable_nor_ddtrace_run(tmp_path: 
     assert "would be traced" in doctor.verdict(found)
 
 
+def test_where_nobody_asked_nothing_of_stderr_is_shown() -> None:
+    off = facts({"DD_PATCH_MODULES": ""}, instrumentation={"on": False, "stderr": ["ddtrace is bored"]})
+    assert [line.state for line in about("Instrumentation", off)] == [BAD]
+
+
 def test_what_the_failed_try_said_is_shown() -> None:
     lines = about("Instrumentation", facts(instrumentation={"on": False, "stderr": ["torch is too old"]}))
     assert (lines[-1].state, lines[-1].text) == (NOTE, "on stderr: torch is too old")
@@ -297,6 +302,12 @@ def test_without_an_agent_it_says_what_happens_instead(export: str, state: str, 
     (line,) = about("Agent", facts(environ, agent={"answers": False}))
     assert line.state == state
     assert says in line.text
+
+
+@pytest.mark.parametrize("log", [{"why": "read-only"}, {"error": "hung"}])
+def test_records_are_not_said_to_go_where_none_can_be_written(log: dict[str, str]) -> None:
+    (line,) = about("Agent", facts(agent={"answers": False}, log=log))
+    assert line.text == "none answers at http://agent:8126 (1.5 ms)"
 
 
 @pytest.mark.parametrize(
@@ -344,6 +355,7 @@ def test_the_job_is_told_with_where_its_id_is_from() -> None:
     assert "job 42 (from SLURM_JOB_ID), launched by slurm" in line.text
     (line,) = about("Job", facts())
     assert line.state == NOTE
+    assert "unless the launcher gives one (torchrun does)" in line.text
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
@@ -365,6 +377,31 @@ def test_a_probe_that_hangs_or_dies_costs_one_answer(monkeypatch: pytest.MonkeyP
     assert answers["agent"] == {"error": "the interpreter died of SIGSEGV"}
     assert answers["torch"] == {"error": "it is broken"}
     assert "directory" in answers["log"]
+
+
+NOISY = (
+    "sh",
+    "-c",
+    'echo of others >&2; echo "ddtrace of $PYTHONWARNINGS" >&2; "$0" "$@"; echo bye >&2',
+    sys.executable,
+)
+
+
+@pytest.mark.parametrize(("users", "said"), [(None, "ignore"), ("error", "error")])
+def test_of_what_a_probe_wrote_on_stderr_only_what_names_ddtrace_is_kept(
+    monkeypatch: pytest.MonkeyPatch, users: str | None, said: str
+) -> None:
+    monkeypatch.delenv("PYTHONWARNINGS", raising=False)
+    if users:
+        monkeypatch.setenv("PYTHONWARNINGS", users)
+    monkeypatch.setitem(probes.PROBES, "log", NOISY)
+    assert probes.ask(("log",), timeout=30.0)["log"]["stderr"] == [f"ddtrace of {said}"]
+
+
+def test_a_probe_that_fails_says_why_whatever_else_is_on_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(probes.PROBES, "no such probe", NOISY)
+    answer = probes.ask(("no such probe",), timeout=30.0)["no such probe"]
+    assert answer["error"] == "KeyError: 'no such probe'"
 
 
 def test_looking_at_the_log_directory_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
