@@ -60,11 +60,15 @@ def _jobs_table(jobs: list[Job], reported: Job) -> Table:
 
 
 def _attempts_table(report: Report) -> Table:
-    drawn = table("Attempt", "Started", "Duration", "Ranks", "Ended", right=("Duration", "Ranks"), yielding=("Ended",))
+    """Narrow enough for two ways to end of a thousand ranks: each attempt says its zone where it is shown in full."""
+    drawn = table(
+        "No.", "Started", "Duration", "Ranks", "Ended", right=("No.", "Duration", "Ranks"), yielding=("Ended",)
+    )
     for one in report.starts:
-        ranks = f"{one.ranks_seen:,}/{known(one.world_size)}"
-        ends = ", ".join(f"{many} {end}" for end, many in one.ends.items())
-        row(drawn, str(one.number), one.started or "?", duration(one.duration_s), ranks, ends)
+        started = (one.started or "?")[:19].replace("T", " ")
+        ranks = f"{one.ranks_seen:,}" + ("" if one.ranks_seen == one.world_size else f"/{known(one.world_size)}")
+        ends = ", ".join(f"{many:,} {end}" for end, many in one.ends.items())
+        row(drawn, str(one.number), started, duration(one.duration_s), ranks, ends)
     return drawn
 
 
@@ -167,13 +171,13 @@ def _end(rank: Rank) -> str:
 
 @click.command(short_help="What became of a job and its ranks, from its run log.")
 @click.argument("directory", metavar="[DIR]", required=False)
-@click.option("--job", metavar="ID", help="The job to report; otherwise the newest.")
+@click.option("--job", metavar="ID", help="The job to report, by its id or the beginning of it; otherwise the newest.")
 @click.option(
     "--attempt",
     default="last",
     show_default=True,
-    metavar="last|N|all",
-    help="Which of the job's attempts, numbered from 1 in order of time.",
+    metavar="last|N|INCARNATION|all",
+    help="Which of the job's attempts: numbered from 1 in order of time, or by the beginning of its incarnation.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def report(directory: str | None, job: str | None, attempt: str, as_json: bool) -> None:

@@ -196,9 +196,10 @@ class _RankFacts:
 
 
 def summarise(found: Scan, job: str | None = None, attempt: str = "last") -> Report:
-    """The report of one job in `found`: `job`, or the newest; `attempt` is ``last``, a number or ``all``.
+    """The report of one job in `found`: `job`, or the newest; `attempt`: ``last``, ``all``, a number or an incarnation.
 
-    Raises :class:`Refused` if there is nothing to report or no such job or attempt.
+    The beginning of a job's id or an incarnation is enough, where no other has it. Raises :class:`Refused` if there is
+    nothing to report or no such job or attempt.
     """
     logs = [log for log in found.logs if not log.damaged]
     if not found.logs:
@@ -216,9 +217,12 @@ def summarise(found: Scan, job: str | None = None, attempt: str = "last") -> Rep
     for log in logs:
         begun[log.job] = max(begun[log.job], integer(log.identity, "ts") or 0)
     ids = sorted(begun, key=lambda id: begun[id], reverse=True)
-    if job is not None and job not in begun:
+    meant = ids[:1] if job is None else _meant(job, ids)
+    if not meant:
         raise NotThere(f"no job {job} in {found.directory}; the jobs there: {_shorten(ids)}")
-    chosen = ids[0] if job is None else job
+    if len(meant) > 1:
+        raise NotThere(f"{len(meant)} jobs in {found.directory} begin with {job}: {_shorten(meant)}")
+    (chosen,) = meant
 
     in_job = [log for log in logs if log.job == chosen]
     attempts = _attempts(in_job)
@@ -227,9 +231,13 @@ def summarise(found: Scan, job: str | None = None, attempt: str = "last") -> Rep
     elif attempt == "last":
         asked = attempts[-1:]
     else:
-        asked = [one for one in attempts if str(one.number) == attempt]
+        # A plain number is never the beginning of an incarnation, which begins with its year.
+        names = [] if attempt.isdecimal() else _meant(attempt, [one.incarnation for one in attempts])
+        asked = [one for one in attempts if str(one.number) == attempt or one.incarnation in names]
         if not asked:
             raise NotThere(f"no attempt {attempt} of job {chosen}; choose last, all, or from 1 to {len(attempts)}")
+        if len(asked) > 1:
+            raise NotThere(f"{len(asked)} attempts of job {chosen} begin with {attempt}: {_shorten(names)}")
 
     for one in asked:
         said = collectives.gather(log for log in in_job if log.incarnation == one.incarnation)
@@ -245,6 +253,11 @@ def summarise(found: Scan, job: str | None = None, attempt: str = "last") -> Rep
         attempts=asked,
         notes=found.notes + [note for log in shown for note in log.notes],
     )
+
+
+def _meant(asked: str, names: list[str]) -> list[str]:
+    """Of `names` the one that is `asked`, else all that begin so."""
+    return [asked] if asked in names else [name for name in names if name.startswith(asked)]
 
 
 def _job(logs: list[RankLog]) -> Job:

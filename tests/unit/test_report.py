@@ -256,6 +256,47 @@ def test_several_jobs_are_listed_and_the_newest_reported(tmp_path):
     assert "Jobs here, newest first" in run(tmp_path).stdout
 
 
+@pytest.fixture
+def similar(tmp_path):
+    for number, job in enumerate(("run", "run-7a", "run-7b", "test-1")):
+        write_rank(tmp_path, 0, job=job, start=T0 + number * SECOND)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("asked", "job"), [("t", "test-1"), ("run-7a", "run-7a"), ("run", "run"), ("run-7b", "run-7b")]
+)
+def test_a_job_goes_by_its_id_or_by_a_beginning_that_no_other_has(similar, asked, job):
+    assert report(similar, "--job", asked)["job"]["id"] == job
+
+
+def test_a_beginning_that_several_jobs_have_names_them(similar):
+    result = run(similar, "--job", "run-")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "2 jobs in" in result.stderr
+    assert "begin with run-: run-7b, run-7a" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("asked", "number"),
+    [("20261128T1112", 1), ("20261128T12", 2), ("20261128T120000Z-00000002", 2), ("2", 2), ("night", 3)],
+)
+def test_an_attempt_goes_by_the_beginning_of_its_incarnation_too(tmp_path, asked, number):
+    incarnations = ("20261128T111200Z-00000001", "20261128T120000Z-00000002", "night")
+    for hour, incarnation in enumerate(incarnations):
+        write_rank(tmp_path, 0, incarnation=incarnation, start=T0 + hour * 3600 * SECOND)
+    (attempt,) = report(tmp_path, "--attempt", asked)["attempts"]
+    assert attempt["number"] == number
+    several = run(tmp_path, "--attempt", "20261128T1")
+    assert several.exit_code == 2
+    assert "2 attempts of job 4242 begin with 20261128T1: 20261128T111200Z-00000001, 2026" in several.stderr
+
+
+def test_a_plain_number_is_never_taken_for_the_beginning_of_an_incarnation(tmp_path):
+    write_rank(tmp_path, 0, incarnation="20261128T111200Z-00000001")
+    assert run(tmp_path, "--attempt", "2").exit_code == 2
+
+
 @pytest.mark.parametrize(("many", "says"), [(10, None), (11, "… 1 more (--json lists all)"), (13, "… 3 more")])
 def test_only_the_newest_jobs_are_listed_in_a_terminal(tmp_path, many, says):
     for number in range(many):
@@ -294,6 +335,26 @@ def test_no_line_of_a_table_is_wider_than_80_columns(tmp_path):
     assert max(map(len, shown.splitlines())) <= 80
     assert shown.count("no end recorded (last beat ") == 3
     assert all(f"GPU-01234567-89ab-cdef-0123-45678901234{rank}" in shown for rank in range(3))
+
+
+@pytest.mark.parametrize(
+    ("world_size", "ends", "ended"),
+    [
+        (2, [None, "signal:SIGTERM"], "1 no end recorded, 1 signal:SIGTERM"),
+        (64, ["exception"] + ["signal:SIGTERM"] * 63, "63 signal:SIGTERM, 1 exception"),
+        (1024, ["exception"] + ["signal:SIGTERM"] * 39, "39 signal:SIGTERM, 1 exception"),
+    ],
+)
+def test_attempts_are_a_line_each(tmp_path, world_size, ends, ended):
+    for rank, end in enumerate(ends):
+        write_rank(tmp_path, rank, world_size=world_size, end=end)
+    write_rank(tmp_path, 0, incarnation="bbb", start=T0 + 3600 * SECOND)
+    shown = run(tmp_path).stdout
+    (line,) = [line for line in shown.splitlines() if line.startswith("  1  ")]
+    started = datetime.fromtimestamp(T0 / SECOND).strftime("%Y-%m-%d %H:%M:%S")
+    ranks = f"{len(ends)}" if len(ends) == world_size else f"{len(ends)}/{world_size:,}"
+    assert line.split(maxsplit=5) == ["1", *started.split(), line.split()[3], ranks, ended]
+    assert max(map(len, shown.splitlines())) <= 80
 
 
 def test_escapes_and_markup_are_shown_as_text(tmp_path):
