@@ -1,7 +1,8 @@
 """Every environment variable this package reads, in one table.
 
 A bad value never stops a job: the default is used and :func:`load` says so once, naming the variable, what it
-got and what it accepts. A variable with our prefix that is not in the table is most likely misspelt; that too is said.
+got and what it accepts. A variable with our prefix that is not in the table is most likely misspelt; that too is said,
+and so is what looks like a misspelt switch of ddtrace's.
 """
 
 from __future__ import annotations
@@ -16,6 +17,11 @@ from typing import Any
 PREFIX = "DD_PYTORCH_"
 # What a shell can set; anything else with our prefix is nobody's slip of the pen.
 _OURS = re.compile(PREFIX + r"\w*", re.ASCII)
+
+# By what ddtrace is asked to switch us on; each alone will do.
+SWITCHES = ("DD_PATCH_MODULES", "DD_TRACE_PYTORCH_ENABLED")
+# Worth comparing with them; ddtrace's DD_TRACE_PYTEST_ENABLED is nearer than many a slip.
+_LIKE_SWITCHES = re.compile(r"DD_P\w*MOD\w*|DD_TRAC\w*TOR\w*", re.ASCII)
 
 
 class BadValue(ValueError):
@@ -345,11 +351,17 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
 def _unknown(environ: Mapping[str, str]) -> Iterator[str]:
     known = {setting.variable.removeprefix(PREFIX): setting.variable for setting in TABLE}
     for variable in sorted(environ):
-        if not _OURS.fullmatch(variable) or variable in known.values() or not environ.get(variable, "").strip():
+        ours = _OURS.fullmatch(variable) is not None
+        if not (ours or _LIKE_SWITCHES.fullmatch(variable)) or not environ.get(variable, "").strip():
             continue
-        import difflib  # only where there is something to guess: every rank reads its settings
+        if variable in known.values() or variable in SWITCHES:
+            continue
+        from difflib import get_close_matches  # only where there is something to guess: every rank reads its settings
 
         shown = variable[:80]
-        near = difflib.get_close_matches(shown.removeprefix(PREFIX).upper(), known, n=1)
-        meant = f"; did you mean {known[near[0]]}?" if near else ""
-        yield f"{shown} is no setting of ddtrace-pytorch{meant}"
+        near = get_close_matches(shown, SWITCHES, n=1, cutoff=0.85)
+        if ours and not near:
+            near = [known[name] for name in get_close_matches(shown.removeprefix(PREFIX).upper(), known, n=1)]
+        if ours or near:
+            what = "is no setting of ddtrace-pytorch" if ours else "switches nothing on"
+            yield f"{shown} {what}" + (f"; did you mean {near[0]}?" if near else "")

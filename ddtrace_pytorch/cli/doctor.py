@@ -37,7 +37,7 @@ NAME = "ddtrace-pytorch"
 # As pyproject.toml declares them.
 NEEDED = {"ddtrace": ">=4.14", "wrapt": ">=1.17,<3", "nvidia-ml-py": ">=12"}
 
-SWITCHES = ("DD_PATCH_MODULES", "DD_TRACE_PYTORCH_ENABLED", "TORCH_DEVICE_BACKEND_AUTOLOAD", "DD_TRACE_AGENT_URL")
+SHOWN = (*settings.SWITCHES, "TORCH_DEVICE_BACKEND_AUTOLOAD", "DD_TRACE_AGENT_URL")
 SWITCH_ON = (
     "set DD_PATCH_MODULES=pytorch:true in the job's environment and start it with ddtrace-run "
     "(unless the training script itself calls ddtrace_pytorch.patch(), which can't be seen from here)"
@@ -195,7 +195,7 @@ def _doors(facts: Facts) -> Iterator[Line]:
 
 def _instrumentation(facts: Facts) -> Iterator[Line]:
     answer, chosen, command = facts.answers["instrumentation"], facts.settings, facts.command
-    asked = [f"{name}={facts.environ[name]}" for name in SWITCHES[:2] if name in facts.environ]
+    asked = [f"{name}={facts.environ[name]}" for name in settings.SWITCHES if name in facts.environ]
     asked_text = " and ".join(asked)
     patched_by = command.patched_by if command else None
     if "error" in answer:
@@ -369,7 +369,7 @@ def _settings(facts: Facts) -> Iterator[Line]:
     complaints = facts.settings.complaints
     rows = [(row.variable, row.default) for row in settings.TABLE]
     told = False
-    for variable, default in [*((name, "") for name in SWITCHES), *rows]:
+    for variable, default in [*((name, "") for name in SHOWN), *rows]:
         value = facts.environ.get(variable, "").strip()
         if value and value != default and not any(text.startswith(f"{variable}=") for text in complaints):
             yield NOTE, f"{variable}={value}"

@@ -135,6 +135,7 @@ def test_a_bad_value_gives_the_default_and_a_complaint_that_helps(variable: str,
         ("DD_PYTORCH_log_dir", "DD_PYTORCH_LOG_DIR"),
         ("DD_PYTORCH_JOBID", "DD_PYTORCH_JOB_ID"),
         ("DD_PYTORCH_SERVICE_NAME", "DD_PYTORCH_SERVICE"),
+        ("DD_PYTORCH_ENABLED", "DD_TRACE_PYTORCH_ENABLED"),
         ("DD_PYTORCH_QQQ", None),
         ("DD_PYTORCH_", None),
     ],
@@ -143,6 +144,26 @@ def test_a_variable_that_we_do_not_know_is_told_with_the_nearest(variable: str, 
     (complaint,) = load({variable: "a secret"}).complaints
     meant = f"; did you mean {nearest}?" if nearest else ""
     assert complaint == f"{variable} is no setting of ddtrace-pytorch{meant}"
+
+
+@pytest.mark.parametrize(
+    ("variable", "nearest"),
+    [
+        ("DD_TRACE_PYTORCH_ENABLE", "DD_TRACE_PYTORCH_ENABLED"),
+        ("DD_TRACE_TORCH_ENABLED", "DD_TRACE_PYTORCH_ENABLED"),
+        ("DD_TRACE_PYTORH_ENABLED", "DD_TRACE_PYTORCH_ENABLED"),
+        ("DD_PATCH_MODULE", "DD_PATCH_MODULES"),
+        ("DD_PATCHMODULES", "DD_PATCH_MODULES"),
+    ],
+)
+def test_a_misspelt_switch_is_told_too(variable: str, nearest: str) -> None:
+    assert load({variable: "true"}).complaints == (f"{variable} switches nothing on; did you mean {nearest}?",)
+    assert load({variable: " "}).complaints == ()
+
+
+def test_no_variable_of_ddtraces_own_is_taken_for_a_misspelt_switch() -> None:
+    ddtraces = "DD_TRACE_ENABLED DD_TRACE_PYTEST_ENABLED DD_TRACE_PYMONGO_ENABLED DD_IAST_PATCH_MODULES".split()
+    assert load(dict.fromkeys(ddtraces, "true")).complaints == ()
 
 
 def test_variables_that_are_empty_or_none_of_ours_are_not_complained_of() -> None:
