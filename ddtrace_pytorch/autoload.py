@@ -59,7 +59,7 @@ def torch_backend() -> None:
     try:
         install("torch.backends")
     except Exception as error:
-        sys.stderr.write(f"ddtrace_pytorch: could not take ddtrace's pytorch slot: {error!r}\n")
+        sys.stderr.write(f"WARNING ddtrace_pytorch: could not take ddtrace's pytorch slot: {error!r}\n")
 
 
 def after_import(name: str, call: Callable[[ModuleType], object]) -> Callable[[], None]:

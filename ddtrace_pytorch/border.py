@@ -14,14 +14,27 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _said: set[str] = set()
+_speaker = "ddtrace_pytorch"
+
+
+def speak_for(rank: int) -> None:
+    """From now on warnings of this process say which rank they are from."""
+    global _speaker
+    _speaker = f"ddtrace_pytorch [rank {rank}]"
+
+
+def warn(message: str, *, exc_info: bool = False) -> None:
+    """Log `message` as a warning."""
+    # Most training scripts set up no logging, and then neither the level nor the logger's name is shown.
+    level = "" if log.hasHandlers() else "WARNING "
+    log.warning("%s%s: %s", level, _speaker, message, exc_info=exc_info)
 
 
 def warn_once(message: str, *, exc_info: bool = False) -> None:
     """Log `message` as a warning the first time this process says it."""
     if message not in _said:
         _said.add(message)
-        # Most training scripts set up no logging, and then the logger's name is not shown.
-        log.warning("ddtrace_pytorch: %s", message, exc_info=exc_info)
+        warn(message, exc_info=exc_info)
 
 
 def _complain(what: str, error: Exception) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from ddtrace.trace import tracer
 
+from ddtrace_pytorch.border import speak_for
 from ddtrace_pytorch.collectives.group_lives import GroupLives
 from ddtrace_pytorch.identity import place
 from ddtrace_pytorch.identity.describe import Member
@@ -73,6 +74,8 @@ def open_session(member: Member | None, instrument: str, handler: Handler, lives
     settings = wanted_settings()
     if settings is None:
         return None
+    if member is not None and member.place_known:
+        speak_for(member.rank)
     session = Session(member or Member(rank=0, world_size=1), settings, instrument, handler, lives)
     session.open()
     return session

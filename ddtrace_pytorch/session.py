@@ -114,8 +114,10 @@ class Session:
 
     def open(self) -> None:
         """Start everything; where that fails (there are no more threads to be had), what was started ends again."""
-        for complaint in (*self._settings.complaints, *self._job.complaints):
-            warn_once(complaint)
+        # The ranks of a host have one environment, or nearly: the first of them complains for all.
+        if not place.local_rank_hint(os.environ)[0]:
+            for complaint in (*self._settings.complaints, *self._job.complaints):
+                warn_once(complaint)
         self._exporter.start()
         try:
             self._store_thread.start()

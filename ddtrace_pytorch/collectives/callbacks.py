@@ -11,7 +11,7 @@ from time import monotonic, monotonic_ns
 from typing import Any, Protocol
 
 from ddtrace_pytorch import hooks
-from ddtrace_pytorch.border import log, safely, warn_once
+from ddtrace_pytorch.border import safely, warn, warn_once
 from ddtrace_pytorch.clock import Clock
 from ddtrace_pytorch.collectives.listening import BATCH, Call, Listener
 from ddtrace_pytorch.collectives.surface import Kind
@@ -142,7 +142,7 @@ class Teller:
             self._events.clear()
             self._pending.clear()
         if left:
-            log.warning("ddtrace_pytorch: %d events of collectives came too late for their hooks", left)
+            warn(f"{left:,} events of collectives came too late for their hooks")
 
     def begin(self, call: Call) -> None:
         if hooks.starts and self._is_of_interest(call):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import itertools
 import logging
+import subprocess
+import sys
 
 import pytest
 
+from ddtrace_pytorch import border
 from ddtrace_pytorch.border import safely, warn_once
 
 _number = itertools.count()
@@ -24,6 +27,25 @@ def test_a_warning_is_said_once_and_another_one_still(caplog: pytest.LogCaptureF
     assert caplog.messages == [f"ddtrace_pytorch: {first}", f"ddtrace_pytorch: {second}"]
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
     assert {record.name for record in caplog.records} == {"ddtrace_pytorch"}
+
+
+def test_a_warning_names_the_rank_once_that_is_known(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(border, "_speaker", border._speaker)
+    border.speak_for(3)
+    warn_once(message := fresh("who said this"))
+    assert caplog.messages == [f"ddtrace_pytorch [rank 3]: {message}"]
+
+
+def test_where_logging_is_not_set_up_a_warning_says_that_it_is_one() -> None:
+    said = "from ddtrace_pytorch.border import warn_once; {}warn_once('look out')"
+    plain, set_up = (
+        subprocess.run([sys.executable, "-c", said.format(first)], capture_output=True, text=True, check=True).stderr
+        for first in ("", "import logging; logging.basicConfig(); ")
+    )
+    assert plain == "WARNING ddtrace_pytorch: look out\n"
+    assert set_up == "WARNING:ddtrace_pytorch:ddtrace_pytorch: look out\n"
 
 
 def test_what_succeeds_passes_through() -> None:

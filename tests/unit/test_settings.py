@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
-from harness.job import DDTRACE_RUN, PYTHON, Jobs, alone
+from harness.job import DDTRACE_RUN, PYTHON, Jobs, alone, torchrun
 from harness.log import rank_spans
 from hypothesis import given
 from hypothesis import strategies as st
@@ -184,6 +184,18 @@ def test_an_unknown_variable_costs_one_warning_in_each_process(jobs: Jobs, tmp_p
     result = jobs.run([*DDTRACE_RUN, *PYTHON, jobs.script(TWO_SESSIONS)], env).ok()
     assert len(rank_spans(tmp_path / "log")) == 2
     assert result.stderr.count("DD_PYTORCH_LOGDIR") == 1, result.describe()
+
+
+def test_of_the_ranks_of_a_host_one_warns_and_says_which_it_is(jobs: Jobs, tmp_path: Path) -> None:
+    env = alone(tmp_path / "log", DD_PATCH_MODULES="pytorch:true", DD_PYTORCH_LOGDIR="/data/logs")
+    script = jobs.script('import torch.distributed as dist; dist.init_process_group("gloo")')
+    result = jobs.run([*DDTRACE_RUN, *torchrun(2), script], env).ok()
+    assert len(rank_spans(tmp_path / "log")) == 2
+    said = [line for line in result.stderr.splitlines() if "DD_PYTORCH_LOGDIR" in line]
+    assert said == [
+        "WARNING ddtrace_pytorch [rank 0]: DD_PYTORCH_LOGDIR is no setting of ddtrace-pytorch; "
+        "did you mean DD_PYTORCH_LOG_DIR?"
+    ], result.describe()
 
 
 @given(st.text())
