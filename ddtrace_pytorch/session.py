@@ -275,6 +275,7 @@ class Session:
             self._clock,
             sys.modules.get("torch"),
             self._settings.log_ranks.text,
+            self._settings.collectives,
         )
 
     @safely("watch collectives")

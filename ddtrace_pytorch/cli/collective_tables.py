@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from ddtrace_pytorch.cli.collectives import Group, Operation, Unseen
+from ddtrace_pytorch.cli.single_calls import SingleCall
 from ddtrace_pytorch.cli.stragglers import ALL_WAIT_FOR_ALL, Stragglers
 from ddtrace_pytorch.cli.summary import Attempt
 from ddtrace_pytorch.cli.tables import line, row, size, span, speed, table
@@ -20,13 +21,18 @@ CLEARLY = 2 / 3
 # In fewer calls than this it may be the first one's doing, when everything is still warming up.
 CALLS_NEEDED = 5
 
+ISSUED = "* time to issue the call; when it was complete isn't known"
+
 
 def render_collectives(attempt: Attempt, console: Console) -> None:
     """A table for each group, those that took longest first."""
-    if not attempt.collectives:
+    off = attempt.collectives_setting == "off"
+    if not attempt.collectives and not off:
         return
     line(console, "")
     line(console, "Collectives", style="bold")
+    if off:
+        line(console, "They were not counted: DD_PYTORCH_COLLECTIVES was off.")
     if any(group.operations for group in attempt.collectives[:GROUPS_SHOWN]):
         line(
             console,
@@ -64,7 +70,7 @@ def _render_group(group: Group, console: Console) -> None:
     if len(group.operations) > len(shown):
         line(console, f"… {len(group.operations) - len(shown)} more operations (--json lists all)")
     if any(_is_issue(one) for one in shown):
-        line(console, "* time to issue the call; when it was complete isn't known")
+        line(console, ISSUED)
     for one in shown:
         if one.waits:
             line(console, f"waited for {one.operation}*: {span(one.wait_ms / one.ranks)}")
@@ -93,7 +99,7 @@ def _times(one: Operation) -> list[str]:
     return [span(ms) for ms in (times.total / one.ranks, times.mean, times.p50, times.p99)]
 
 
-def _is_issue(one: Operation) -> bool:
+def _is_issue(one: Operation | SingleCall) -> bool:
     return one.time_source in ("issue", "mixed")
 
 
@@ -103,6 +109,34 @@ def _coverage(group: Group) -> str:
     if group.coverage == 1:
         return f"all {group.launched:,} launched were seen" if group.launched != 1 else "the one launched was seen"
     return f"{group.seen:,} of {group.launched:,} launched were seen"
+
+
+def render_single_calls(attempt: Attempt, console: Console) -> None:
+    """A line for each of the slowest, over all groups."""
+    shown = attempt.slowest_calls
+    if not shown:
+        return
+    several = "" if len(shown) == attempt.single_calls else f"the {len(shown):,} slowest of "
+    line(console, "")
+    line(console, f"Calls told of one by one: {several}{attempt.single_calls:,}", style="bold")
+    drawn = table(
+        "Rank", "Operation", "Group", "Key", "Time", "Bytes", "At",
+        right=("Rank", "Key", "Time", "Bytes"), yielding=("Group", "At"),
+    )  # fmt: skip
+    for one in shown:
+        row(
+            drawn,
+            str(one.rank),
+            one.operation + ("*" if _is_issue(one) else ""),
+            one.group,
+            "–" if one.key is None else str(one.key),
+            span(one.time_ms),
+            size(one.bytes),
+            one.at or "?",
+        )
+    console.print(drawn)
+    if any(_is_issue(one) for one in shown):
+        line(console, ISSUED)
 
 
 def render_stragglers(attempt: Attempt, console: Console) -> None:

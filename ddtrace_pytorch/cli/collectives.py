@@ -10,12 +10,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from ddtrace_pytorch.cli.single_calls import SingleCall, Slowest
 from ddtrace_pytorch.cli.stragglers import Stragglers, Waiting
+from ddtrace_pytorch.collectives.telling import CALL, SUMMARY
 from ddtrace_pytorch.histogram import BUCKETS, percentile
 from ddtrace_pytorch.runlog.fields import mapping, number, text
 from ddtrace_pytorch.runlog.reader import RankLog, read
 
-TYPES = ("summary", "call")
+TYPES = ("summary", "call", "span")
 
 # Totals of what torch counted on a group and no instrument saw; not an operation.
 UNSEEN = "unseen"
@@ -98,26 +100,39 @@ class Group:
 
 
 class Collectives(NamedTuple):
-    """Of one attempt: `groups` and, in each, the operations, those that took longest first."""
+    """Of one attempt: `groups` and, in each, the operations, those that took longest first; and of the `single` calls
+    told of one by one the `slowest`."""
 
     groups: list[Group]
     stragglers: list[Stragglers]
+    single: int
+    slowest: list[SingleCall]
 
 
-def gather(logs: Iterable[RankLog]) -> Collectives:
-    """Read `logs`, all of one attempt, once more; memory goes with the number of groups and of sampled calls."""
+def gather(logs: Iterable[RankLog], calls: int) -> Collectives:
+    """Read `logs`, all of one attempt, once more, and keep the `calls` slowest single calls.
+
+    Memory goes with the number of groups and of sampled calls.
+    """
     groups: defaultdict[str, _GroupTotals] = defaultdict(_GroupTotals)
+    slowest = Slowest(calls)
     for log in logs:
         # What can't be read in there has been noted when it was read for the first time.
         for record in read(replace(log, notes=[]), TYPES):
             if record["type"] == "call":
                 groups[text(record, "group")].waiting.add(log.rank, record)
-            elif record.get("name") == "pytorch.collectives":
+            elif record["type"] == "span":
+                if record.get("name") == CALL:
+                    slowest.add(log.rank, record)
+            elif record.get("name") == SUMMARY:
                 groups[text(mapping(record, "tags"), "collective.group_name")].add(log.rank, record)
     told = sorted(groups.items(), key=lambda item: -item[1].time())
     stragglers = [totals.waiting.told(totals.label or name, name) for name, totals in told]
     return Collectives(
-        [totals.told(name) for name, totals in told if totals.summed_up], [one for one in stragglers if one is not None]
+        [totals.told(name) for name, totals in told if totals.summed_up],
+        [one for one in stragglers if one is not None],
+        slowest.seen,
+        slowest.told(),
     )
 
 

@@ -12,7 +12,12 @@ from rich.console import Console
 from rich.table import Table
 
 from ddtrace_pytorch import settings
-from ddtrace_pytorch.cli.collective_tables import render_collectives, render_stragglers, worth_telling
+from ddtrace_pytorch.cli.collective_tables import (
+    render_collectives,
+    render_single_calls,
+    render_stragglers,
+    worth_telling,
+)
 from ddtrace_pytorch.cli.summary import Attempt, Job, NotReadable, NotThere, Rank, Report, compact, summarise
 from ddtrace_pytorch.cli.tables import duration, known, line, row, span, table
 from ddtrace_pytorch.cli.terminal import standard_output
@@ -98,6 +103,7 @@ def _render_attempt(attempt: Attempt, console: Console) -> None:
     line(console, "")
     _render_ranks(attempt, console)
     render_collectives(attempt, console)
+    render_single_calls(attempt, console)
     render_stragglers(attempt, console)
 
 
@@ -179,8 +185,16 @@ def _end(rank: Rank) -> str:
     metavar="last|N|INCARNATION|all",
     help="Which of the job's attempts: numbered from 1 in order of time, or by the beginning of its incarnation.",
 )
+@click.option(
+    "--calls",
+    type=click.IntRange(min=0),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="How many to list of the collectives told of one by one, the slowest first.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-def report(directory: str | None, job: str | None, attempt: str, as_json: bool) -> None:
+def report(directory: str | None, job: str | None, attempt: str, calls: int, as_json: bool) -> None:
     """Ranks, hosts, GPUs, attempts, how each rank ended, and what was dropped.
 
     DIR holds run logs at any depth: a log root, one job, one run, or several hosts' copies. Without it, that is
@@ -205,7 +219,7 @@ def report(directory: str | None, job: str | None, attempt: str, as_json: bool) 
         raise NotThere(f"{place} is a file; give the directory it is in") from None
     except OSError as error:
         raise NotReadable(f"can't look into {place}: {error.strerror or error}") from None
-    result = summarise(found, job, attempt)
+    result = summarise(found, job, attempt, calls)
     if as_json:
         click.echo(json.dumps(asdict(result), indent=2))
     else:

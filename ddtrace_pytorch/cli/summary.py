@@ -17,6 +17,7 @@ import click
 
 from ddtrace_pytorch.cli import collectives
 from ddtrace_pytorch.cli.collectives import Group
+from ddtrace_pytorch.cli.single_calls import SingleCall
 from ddtrace_pytorch.cli.stragglers import Stragglers
 from ddtrace_pytorch.cli.terminal import visible
 from ddtrace_pytorch.runlog.fields import integer, mapping, text
@@ -82,7 +83,9 @@ class Start:
 @dataclass
 class Attempt(Start):
     """A start in full; ranks as people write them: ``3, 7-9``. `collectives` are totals by group, and in `stragglers`
-    is who waited for whom.
+    is who waited for whom. `collectives_setting` is what DD_PYTORCH_COLLECTIVES was: several words where the ranks
+    don't agree, empty where older versions didn't say. Of the `single_calls` told of one by one, as many as were asked
+    for are in `slowest_calls`.
 
     A rank without a log is in `ranks_not_logged` if every log there is says that it was not to write one
     (DD_PYTORCH_LOG_RANKS), otherwise in `ranks_missing`.
@@ -95,7 +98,10 @@ class Attempt(Start):
     gpus: list[Gpu]
     dropped: dict[str, int]
     versions: dict[str, str]
+    collectives_setting: str
     collectives: list[Group]
+    single_calls: int
+    slowest_calls: list[SingleCall]
     stragglers: list[Stragglers]
     ranks: list[Rank]
 
@@ -195,11 +201,11 @@ class _RankFacts:
         )
 
 
-def summarise(found: Scan, job: str | None = None, attempt: str = "last") -> Report:
+def summarise(found: Scan, job: str | None = None, attempt: str = "last", calls: int = 0) -> Report:
     """The report of one job in `found`: `job`, or the newest; `attempt`: ``last``, ``all``, a number or an incarnation.
 
-    The beginning of a job's id or an incarnation is enough, where no other has it. Raises :class:`Refused` if there is
-    nothing to report or no such job or attempt.
+    The beginning of a job's id or an incarnation is enough, where no other has it. Of single calls the `calls` slowest
+    are listed. Raises :class:`Refused` if there is nothing to report or no such job or attempt.
     """
     logs = [log for log in found.logs if not log.damaged]
     if not found.logs:
@@ -240,8 +246,9 @@ def summarise(found: Scan, job: str | None = None, attempt: str = "last") -> Rep
             raise NotThere(f"{len(asked)} attempts of job {chosen} begin with {attempt}: {_shorten(names)}")
 
     for one in asked:
-        said = collectives.gather(log for log in in_job if log.incarnation == one.incarnation)
+        said = collectives.gather((log for log in in_job if log.incarnation == one.incarnation), calls)
         one.collectives, one.stragglers = said.groups, said.stragglers
+        one.single_calls, one.slowest_calls = said.single, said.slowest
 
     jobs = [_job([log for log in logs if log.job == id]) for id in ids]
     shown = [log for log in found.logs if log.job == chosen or log.damaged]
@@ -323,7 +330,10 @@ def _attempt(number: int, facts: list[_RankFacts]) -> Attempt:
         gpus=_gpus(facts),
         dropped=dict(dropped),
         versions=versions,
+        collectives_setting=", ".join(sorted({word for one in facts if (word := text(one.identity, "collectives"))})),
         collectives=[],
+        single_calls=0,
+        slowest_calls=[],
         stragglers=[],
         ranks=ranks,
     )

@@ -88,10 +88,12 @@ def identity_record(
     clock: Clock,
     torch: Any | None,
     log_ranks: str,
+    collectives: str,
 ) -> dict[str, Any]:
     """The run log's record of type ``identity``, as things stand; `said` is None until the ranks have agreed.
 
-    `log_ranks` is the text that chose this rank, and perhaps not others, to write a log.
+    `log_ranks` is the text that chose this rank, and perhaps not others, to write a log; `collectives` the word that
+    says how much is told of them.
     """
     now = clock.now()
     return {
@@ -106,6 +108,7 @@ def identity_record(
         "pid": os.getpid(),
         "source": "trainer",
         "log_ranks": log_ranks,
+        "collectives": collectives,
         "job": {
             "id": said.job_id if said else job.id,
             "source": said.source if said else job.source,

@@ -16,6 +16,7 @@ and by type
               ``schema`` (this module's version), ``mono`` (monotonic ns at ``ts``), ``rank``,
               ``world_size``, ``host``, ``node``, ``pid``, ``source`` (``trainer``), ``segment`` (0, 1, …),
               ``log_ranks`` (the text of DD_PYTORCH_LOG_RANKS: which ranks write a log at all),
+              ``collectives`` (DD_PYTORCH_COLLECTIVES),
               ``job`` {``id``, ``source``, ``attempt`` (null: unknown), ``incarnation``, ``launcher``,
               ``ids``}, ``device`` (its tags: ``device.id``, …; null: not known yet), ``tags`` (all of the rank span),
               ``versions`` {``ddtrace_pytorch``, ``ddtrace``, ``torch``, ``python``}

@@ -145,3 +145,16 @@ def test_the_rank_that_comes_late_to_each_all_reduce_is_named(jobs: Jobs, tmp_pa
     )
     assert said is not None, shown
     assert said[1] == said[2] == str(waiting["calls"])
+
+
+def test_a_job_with_collectives_off_says_so_and_one_with_all_lists_the_slowest(jobs: Jobs, tmp_path: Path) -> None:
+    off, every = tmp_path / "off", tmp_path / "all"
+    jobs.run([*DDTRACE_RUN, *torchrun(2), jobs.script(GROUP)], traced(off, DD_PYTORCH_COLLECTIVES="off")).ok()
+    assert "DD_PYTORCH_COLLECTIVES was off" in CliRunner().invoke(cli, ["report", str(off)]).output
+    jobs.run([*DDTRACE_RUN, *torchrun(2), jobs.script(GROUP)], traced(every, DD_PYTORCH_COLLECTIVES="all")).ok()
+    attempt = the_attempt(every)
+    assert (attempt["collectives_setting"], attempt["single_calls"]) == ("all", 2)
+    assert {(call["rank"], call["operation"], call["key"]) for call in attempt["slowest_calls"]} == {
+        (0, "barrier", 1), (1, "barrier", 1)
+    }  # fmt: skip
+    assert all(call["at"].startswith(f"{tmp_path}/train.py:") for call in attempt["slowest_calls"])

@@ -88,6 +88,16 @@ def calls(took_ms: list[float], group: str = "0", **fields: Any) -> list[dict[st
     ]  # fmt: skip
 
 
+def single(ms: float, key: int = 1, operation: str = "all_reduce", **tags: str) -> dict[str, Any]:
+    """The finished span of one call, as DD_PYTORCH_COLLECTIVES=all and slow calls give."""
+    told = {"collective.op": operation, "collective.group": "world", "collective.time_source": "completion"}
+    return {
+        "type": "span", "ts": T0 + SECOND, "name": "pytorch.collective", "start": T0, "duration": round(ms * 1e6),
+        "tags": {**told, "collective.at": f"/home/someone/a project/src/train.py:{key}", **tags},
+        "metrics": {"collective.time_ms": ms, "collective.bytes": 4_000_000, "collective.seq": key},
+    }  # fmt: skip
+
+
 def run(place: Path, *options: str) -> str:
     result = CliRunner().invoke(cli, ["report", str(place), *options], env={"COLUMNS": "80"})
     assert result.exit_code == 0, result.output
@@ -104,13 +114,15 @@ def attempt(place: Path) -> dict[str, Any]:
 GROUP_KEYS = "group name size backend cross_node launched seen coverage operations unseen ranks_told"
 OPERATION_KEYS = """operation how time_source ranks calls calls_least calls_most bytes time_ms algbw_gbps busbw_gbps
                     waits wait_ms errors slowest_at slowest_rank"""
+CALL_KEYS = "rank operation group key time_source time_ms bytes at"
 STRAGGLER_KEYS = "group name calls unmatched late_rank late_share ranks"
 
 
 def test_the_keys_of_the_json_are_the_documented_ones(tmp_path: Path) -> None:
     for rank in (0, 1):
-        write(tmp_path, rank, summary(times_ms=(1,)), *calls([1 + rank]))
+        write(tmp_path, rank, summary(times_ms=(1,)), single(1), *calls([1 + rank]))
     found = attempt(tmp_path)
+    assert list(found["slowest_calls"][0]) == CALL_KEYS.split()
     (group,), (straggler,) = found["collectives"], found["stragglers"]
     assert list(group) == GROUP_KEYS.split()
     assert list(group["operations"][0]) == OPERATION_KEYS.split()
@@ -351,3 +363,65 @@ def test_nobody_is_named_late_by_two_calls(tmp_path: Path) -> None:
 def test_a_log_that_just_ends_is_said_to(tmp_path: Path) -> None:
     write(tmp_path, 0, summary(times_ms=(1,)))
     assert "rank 0: killed (SIGKILL, out of memory, a lost host) or still running" in run(tmp_path)
+
+
+def test_single_calls_are_listed_slowest_first(tmp_path: Path) -> None:
+    write(tmp_path, 0, *(single(ms, key) for key, ms in enumerate((1, 900.5, 3), 1)))
+    write(tmp_path, 1, single(40, 2), single(2000, 7, "broadcast", **{"collective.time_source": "issue"}))
+    found = attempt(tmp_path)
+    assert found["single_calls"] == 5
+    assert [(call["rank"], call["key"], call["time_ms"]) for call in found["slowest_calls"]] == [
+        (1, 7, 2000), (0, 2, 900.5), (1, 2, 40), (0, 3, 3), (0, 1, 1)
+    ]  # fmt: skip
+    assert found["slowest_calls"][1] == {
+        "rank": 0, "operation": "all_reduce", "group": "world", "key": 2, "time_source": "completion",
+        "time_ms": 900.5, "bytes": 4_000_000, "at": "/home/someone/a project/src/train.py:2",
+    }  # fmt: skip
+    shown = run(tmp_path)
+    assert "Calls told of one by one: 5\n" in shown
+    lines = shown[shown.index("Calls told of") :].splitlines()
+    assert lines[1].split() == ["Rank", "Operation", "Group", "Key", "Time", "Bytes", "At"]
+    assert lines[3].split()[:6] == ["1", "broadcast*", "world", "7", "2s", "4MB"]
+    assert "* time to issue the call; when it was complete isn't known" in lines
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("options", "listed", "says"), [((), 10, "10 slowest of 12"), (("--calls", "3"), 3, "3 slowest")]
+)
+def test_as_many_single_calls_are_listed_as_asked_for(
+    tmp_path: Path, options: tuple[str, ...], listed: int, says: str
+) -> None:
+    write(tmp_path, 0, *(single(7, key) for key in range(1, 13)))
+    found = json.loads(run(tmp_path, "--json", *options))["attempts"][0]
+    assert found["single_calls"] == 12
+    assert [call["key"] for call in found["slowest_calls"]] == list(range(1, listed + 1))
+    assert says in run(tmp_path, *options)
+
+
+def test_none_are_listed_where_there_are_none_or_none_are_wanted(tmp_path: Path) -> None:
+    write(tmp_path, 0, summary(times_ms=(1,)))
+    assert "one by one" not in run(tmp_path)
+    write(tmp_path, 0, single(1))
+    assert "one by one" not in run(tmp_path, "--calls", "0")
+
+
+def test_hostile_single_calls_cost_their_value_not_the_report(tmp_path: Path) -> None:
+    nonsense = {"type": "span", "ts": T0, "name": "pytorch.collective", "tags": 7, "metrics": {"collective.seq": "x"}}
+    timeless = single(1) | {"metrics": {"collective.time_ms": float("nan"), "collective.seq": "x"}}
+    write(tmp_path, 0, nonsense, timeless, single(3))
+    assert attempt(tmp_path)["slowest_calls"][0]["time_ms"] == 3
+    assert "one by one" in run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "setting", "says"),
+    [(("off", "off"), "off", True), (("off", "summary"), "off, summary", False), ((None, None), "", False)],
+)
+def test_collectives_that_were_off_are_said_to_be(
+    tmp_path: Path, settings: tuple[str | None, str | None], setting: str, says: bool
+) -> None:
+    for rank, one in enumerate(settings):
+        write(tmp_path, rank, {"type": "identity", "ts": T0, "rank": rank} | ({"collectives": one} if one else {}))
+    assert attempt(tmp_path)["collectives_setting"] == setting
+    assert ("\nCollectives\nThey were not counted: DD_PYTORCH_COLLECTIVES was off.\n" in run(tmp_path)) is says
