@@ -70,6 +70,33 @@ class SpanRecord:
             ],
         }
 
+    @classmethod
+    def from_log_record(cls, record: Mapping[str, Any]) -> SpanRecord:
+        """The span that :meth:`as_log_record` gave.
+
+        Raises:
+            ValueError: `record` is none.
+        """
+        try:
+            return cls(
+                name=record["name"],
+                resource=record["resource"],
+                service=record["service"],
+                trace_id=int(record["trace_id"], 16),
+                span_id=int(record["span_id"]),
+                parent_id=int(record["parent_id"]) if record["parent_id"] else None,
+                start=int(record["start"]),
+                duration=int(record["duration"]),
+                tags=dict(record["tags"]),
+                metrics=dict(record["metrics"]),
+                links=tuple(
+                    SpanLink(int(link["trace_id"], 16), int(link["span_id"]), link["why"]) for link in record["links"]
+                ),
+                error=bool(record["error"]),
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"no span: {error!r}") from error
+
 
 @dataclass(frozen=True)
 class End:

@@ -10,7 +10,6 @@ import errno
 import gzip
 import os
 import shutil
-import stat
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+from ddtrace_pytorch.private import make_directories, make_private
 from ddtrace_pytorch.runlog.schema import SegmentName, encode, parse_name, safe_name
 
 QUEUE_FULL = "queue full"
@@ -40,35 +40,16 @@ def log_directory(root: str, job_id: str, incarnation: str) -> str:
 def private_root(path: str) -> None:
     """Make the directory `path` in a place others can write to, or check that it is ours alone.
 
-    Raises :class:`LogUnusable` if it is a symbolic link, another user's, or writable by others: whoever can plant
-    it could otherwise choose which files we write, or read them.
+    Raises :class:`LogUnusable` where that can't be: see :func:`~ddtrace_pytorch.private.make_private`.
     """
     try:
-        _make_directories(path)
-        found = os.lstat(path)
+        make_private(path)
     except OSError as error:
         raise LogUnusable(_unusable(path, error.strerror or str(error))) from error
-    if not stat.S_ISDIR(found.st_mode):
-        raise LogUnusable(_unusable(path, "it is not a directory, or a symbolic link to one"))
-    if found.st_uid != os.geteuid():
-        raise LogUnusable(_unusable(path, f"it belongs to user {found.st_uid}"))
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise LogUnusable(_unusable(path, "other users can write to it"))
 
 
 def _unusable(path: str, why: str) -> str:
     return f"run log directory {path} can't be used: {why}; set DD_PYTORCH_LOG_DIR to a directory of your own"
-
-
-def _make_directories(path: str) -> None:
-    # Not os.makedirs: it gives its mode to the last directory only.
-    parent = os.path.dirname(path)
-    if parent and not os.path.isdir(parent):
-        _make_directories(parent)
-    try:
-        os.mkdir(path, 0o700)
-    except FileExistsError:
-        pass
 
 
 class RunLogQueue:
@@ -328,7 +309,7 @@ class RunLogFile:
         """Make the next file of ours; O_EXCL sees to it that no other process has it, or will."""
         if self._guarded is not None:
             private_root(self._guarded)
-        _make_directories(self._directory)
+        make_directories(self._directory)
         if last is None:
             name = SegmentName(self._rank, self._free_claim(0), 0)
         else:

@@ -1,0 +1,128 @@
+"""What a rank keeps on disk while it lives, to be told if it can't tell it itself. Pure.
+
+One JSON object: what :meth:`RankState.plain` gives, beside it ``identity`` (whose it is, and its open span as a
+snapshot would send it) and ``left_out`` (what there was no room for).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from ddtrace_pytorch.spans import SpanRecord
+from ddtrace_pytorch.stalls import roll
+from ddtrace_pytorch.stalls.roll import GroupState, Life, RankState
+
+KILLED = "killed"
+# Of an open span alone: the Agent takes one that has it for a version to be followed by others.
+_SNAPSHOT = "_dd.partial_version"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Whose last words these are. `boot` is the kernel's id of the time since it started (empty: it has none);
+    `log_root` the directory that its run log is in, if it has one."""
+
+    job: str
+    incarnation: str
+    attempt: int | None
+    rank: int
+    world_size: int
+    host: str
+    boot: str
+    log_root: str
+
+
+@dataclass(frozen=True)
+class LastWords:
+    """One rank's. `span` is its open span as of its last beat or, where it ended (`state.life`), its finished one."""
+
+    identity: Identity
+    state: RankState
+    span: SpanRecord
+    left_out: tuple[str, ...] = ()
+
+    def encode(self, capacity: int) -> bytes:
+        """These words in at most `capacity` bytes. What there is no room for goes in this order: recent calls, frames,
+        the ranks of the groups, the groups; identity and span always stay.
+
+        Raises:
+            ValueError: not even these fit.
+        """
+        words = self
+        for part, without in _SHORTENED.items():
+            text = words._text()
+            if len(text) <= capacity:
+                return text
+            words = replace(words, state=without(words.state), left_out=(*words.left_out, part))
+        text = words._text()
+        if len(text) > capacity:
+            raise ValueError(f"identity and span alone take {len(text):,} bytes, and there is room for {capacity:,}")
+        return text
+
+    def _text(self) -> bytes:
+        identity = {**asdict(self.identity), "span": self.span.as_log_record()}
+        said = {**self.state.plain(), "identity": identity, "left_out": self.left_out}
+        return json.dumps(said, separators=(",", ":")).encode("ascii")
+
+    @property
+    def ended(self) -> bool:
+        """Whether the rank itself said how it ended."""
+        return self.state.life is Life.ENDED
+
+    @property
+    def end_reason(self) -> str:
+        """As its finished span has it."""
+        return self.span.tags.get("pytorch.end_reason", KILLED) if self.ended else KILLED
+
+    def was_in(self) -> str:
+        """What it was in when last seen, for a person: its collectives in flight, else the innermost frame."""
+        calls = [f"{one.current.operation} on {one.label}" for one in self.state.groups.values() if one.current]
+        return ", ".join(calls) or next(iter(self.state.frames), "")
+
+    def finished_span(self) -> SpanRecord:
+        """The span as the rank itself would have finished it: at its last beat, as an error."""
+        span = replace(self.span, metrics={name: one for name, one in self.span.metrics.items() if name != _SNAPSHOT})
+        if self.ended:
+            return span
+        where = self.was_in()
+        message = (
+            "the process was gone without a word, as after SIGKILL, out of memory, abort() or os._exit(); the span ends "
+            "with its last beat" + (f", in {where}" if where else "")
+        )
+        tags = {"pytorch.end_reason": KILLED, "error.type": KILLED, "error.message": message}
+        return replace(span, tags={**span.tags, **tags}, error=True)
+
+
+def decode(text: bytes) -> LastWords:
+    """What :meth:`LastWords.encode` gave; fields that this version doesn't know are left out.
+
+    Raises:
+        ValueError: `text` is none.
+    """
+    try:
+        said = json.loads(text)
+        identity = said["identity"]
+        return LastWords(
+            identity=Identity(**{one.name: identity[one.name] for one in fields(Identity)}),
+            state=roll.parse(said),
+            span=SpanRecord.from_log_record(identity["span"]),
+            left_out=tuple(said.get("left_out", ())),
+        )
+    except (AttributeError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"no last words: {error!r}") from error
+
+
+def _each_group(state: RankState, **changed: Any) -> RankState:
+    groups: Mapping[str, GroupState] = {name: replace(group, **changed) for name, group in state.groups.items()}
+    return replace(state, groups=groups)
+
+
+_SHORTENED = {
+    "recent": lambda state: _each_group(state, recent=()),
+    "frames": lambda state: replace(state, frames=()),
+    "ranks": lambda state: _each_group(state, ranks=()),
+    "groups": lambda state: replace(state, groups={}),
+}
