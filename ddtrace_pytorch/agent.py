@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+from dataclasses import replace
 from itertools import chain
 from urllib.parse import urlsplit
 
@@ -54,6 +55,15 @@ def _connection(address: str, timeout: float) -> http.client.HTTPConnection:
     return kind(parts.hostname or "localhost", parts.port, timeout=timeout)
 
 
+def as_sent(record: SpanRecord) -> SpanRecord:
+    """`record` with what ddtrace says on every span of the process it comes from; what it has of that already stays."""
+    named = {ENV_KEY: ddtrace.config.env, VERSION_KEY: ddtrace.config.version}
+    tags = {name: value for name, value in named.items() if value}
+    tags |= {**ddtrace.config.tags, "runtime-id": get_runtime_id()}
+    metrics = {"process_id": os.getpid(), "_dd.top_level": 1}
+    return replace(record, tags={**tags, **record.tags}, metrics={**metrics, **record.metrics})
+
+
 def send(record: SpanRecord) -> None:
     """Hand one span to ddtrace's processors and writer. Keep priority; user trace filters see it."""
     _revive_after_fork()
@@ -84,6 +94,7 @@ def _revive_after_fork() -> None:
 
 
 def _ddtrace_span(record: SpanRecord) -> Span:
+    record = as_sent(record)
     span = Span(
         name=record.name,
         service=record.service,
@@ -99,12 +110,9 @@ def _ddtrace_span(record: SpanRecord) -> Span:
     span.duration_ns = record.duration
     if record.error:
         span.error = 1
-    for name, value in {ENV_KEY: ddtrace.config.env, VERSION_KEY: ddtrace.config.version}.items():
-        if value:
-            span.set_tag(name, value)
-    span.set_tags({**ddtrace.config.tags, **record.tags, "runtime-id": get_runtime_id()})
+    span.set_tags(dict(record.tags))
     span.set_tag(MANUAL_KEEP_KEY)
-    span.set_metrics({**record.metrics, "process_id": os.getpid(), "_dd.top_level": 1})
+    span.set_metrics(dict(record.metrics))
     for link in record.links:
         span.set_link(link.trace_id, link.span_id, attributes={"reason": link.why})
     return span

@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ddtrace_pytorch import hooks, parenthood
+from ddtrace_pytorch import agent, hooks, parenthood, whereabouts
+from ddtrace_pytorch.aftermath import Successor
 from ddtrace_pytorch.border import safely, warn_once
 from ddtrace_pytorch.c_signals import die
 from ddtrace_pytorch.clock import Clock
@@ -34,7 +35,11 @@ from ddtrace_pytorch.identity.topology import find_nodes, this_node
 from ddtrace_pytorch.pulse import Pulse, task
 from ddtrace_pytorch.rank_span import RankSpan
 from ddtrace_pytorch.settings import Settings
-from ddtrace_pytorch.spans import End, Fact
+from ddtrace_pytorch.spans import End, Fact, SpanRecord
+from ddtrace_pytorch.stalls import places
+from ddtrace_pytorch.stalls.keeper import Keeper
+from ddtrace_pytorch.stalls.last_words import Identity
+from ddtrace_pytorch.stalls.roll import RankState
 from ddtrace_pytorch.termination import Handler
 from ddtrace_pytorch.threads import leave_signals_to_others, on_main_thread
 
@@ -45,6 +50,8 @@ CLOSE_SECONDS = 2.0
 FAREWELL_SECONDS = 1.8
 # Of a close: for the thread that may be waiting in the store. A store whose host is frozen never answers.
 STORE_SECONDS = 0.8
+# The same, for what is being told of ranks that died before.
+RECOVERY_SECONDS = 0.5
 
 
 class Session:
@@ -89,6 +96,9 @@ class Session:
                 lives,
                 wraps=instrument == "wrapt",
             )
+        roots = places.roots(settings.state_dir)
+        self._keeper = Keeper(roots, self._state, self._open_span)
+        self._successor = Successor(settings, roots)
         self._store_thread = threading.Thread(target=self._meet, name="ddtrace_pytorch.store", daemon=True)
         self._handler = handler
         self._pulse = Pulse(
@@ -127,6 +137,7 @@ class Session:
         except BaseException:
             self._handler.rest()
             self._meeting.hurry()
+            self._keeper.forget()
             self._exporter.close(CLOSE_SECONDS)
             raise
         self._parent.register()
@@ -154,13 +165,22 @@ class Session:
         if self._terminated and end.error is None:
             end = End("signal:SIGTERM")
         self._close_collectives()
-        self._exporter.put_span(self.span.finish(self._clock.now(), end))
+        self._finish(end)
         self._parent.unregister()
-        self._exporter.close(max(0.1, deadline - time.monotonic()))
+        self._successor.leave(min(RECOVERY_SECONDS, max(0.0, deadline - time.monotonic())))
+        if self._exporter.close(max(0.1, deadline - time.monotonic())):
+            self._keeper.forget()
+
+    def _finish(self, end: End) -> None:
+        span = self.span.finish(self._clock.now(), end)
+        # First: whoever finds it where it could not be sent any more tells it as it is here.
+        self._keeper.end(agent.as_sent(span))
+        self._exporter.put_span(span)
 
     def abandon(self) -> None:
         """In a forked child: the parent's session adopts no spans here."""
         self._parent.unregister()
+        self._keeper.abandon()
         if self._collectives is not None:
             self._collectives.abandon()
 
@@ -231,6 +251,9 @@ class Session:
     def _introduce(self) -> None:
         self._know(self._introduction.agree(meanwhile=self._look_for_device))
         self._exporter.wake()
+        if self._introduced is not None:
+            self._keeper.begin(self._whose_words(self._introduced))
+            self._successor.begin(self._introduced.job_id, self._introduced.incarnation)
 
     @safely("find which rank is on which node")
     def _find_nodes(self) -> None:
@@ -264,6 +287,37 @@ class Session:
         said = self._introduced
         return None if said is None else (said.job_id, said.incarnation)
 
+    def _whose_words(self, said: Introduced) -> Identity:
+        return Identity(
+            job=said.job_id,
+            incarnation=said.incarnation,
+            attempt=self._job.attempt,
+            rank=self.member.rank,
+            world_size=self.member.world_size,
+            host=self._host,
+            boot=places.BOOT,
+            log_root=os.path.abspath(self._settings.log_root),
+        )
+
+    def _open_span(self) -> SpanRecord:
+        return agent.as_sent(self.span.snapshot(self._clock.now()))
+
+    def _state(self) -> RankState:
+        groups = {}
+        if self._collectives is not None:
+            slots = self._collectives.instrument.in_flight.taken()
+            groups = whereabouts.on_groups(self._collectives.ledger, slots, self._clock)
+        return RankState(
+            rank=self.member.rank,
+            host=self._host,
+            gpu=self._device.uuid if self._device is not None else None,
+            pid=os.getpid(),
+            as_of=self._clock.now(),
+            doing="collective" if any(group.current is not None for group in groups.values()) else "user",
+            frames=whereabouts.frames_of_main_thread(),
+            groups=groups,
+        )
+
     def _identity(self) -> dict[str, Any]:
         return describe.identity_record(
             self.member,
@@ -294,6 +348,7 @@ class Session:
 
     def _beat(self) -> None:
         self._beats += 1
+        self._keeper.beat()
         self._handler.look()
         beat: dict[str, Any] = {"type": "beat", "ts": self._clock.now(), "seq": self._beats}
         if self._collectives is not None:
@@ -308,7 +363,9 @@ class Session:
             self._collectives.summarise()
 
     def rotate(self) -> None:
-        self._exporter.put_span(self.span.rotate(self._clock.now()))
+        ended = self.span.rotate(self._clock.now())
+        self._keeper.beat()  # from now on it is the next piece that is to be told
+        self._exporter.put_span(ended)
 
     def snapshot(self) -> None:
         self._exporter.put_span(self.span.snapshot(self._clock.now()), logged=False)
@@ -333,9 +390,11 @@ class Session:
                 return
             if self._collectives is not None:
                 self._collectives.farewell()
-            self._exporter.put_span(self.span.finish(self._clock.now(), End("signal:SIGTERM")))
-        self._exporter.drain(FAREWELL_SECONDS)
+            self._finish(End("signal:SIGTERM"))
+        if self._exporter.drain(FAREWELL_SECONDS):
+            self._keeper.forget()
         die(signal.SIGTERM)
         # Still here: PID 1 of a container, which the kernel spares.
         self._terminated = False
         self.span.reopen(self._clock.now())
+        self._keeper.resume()

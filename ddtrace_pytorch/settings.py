@@ -275,6 +275,13 @@ TABLE: tuple[Setting, ...] = (
         "all",
         "Ranks that write a run log: `all`, `0,8-15` or `%8` (every eighth).",
     ),
+    Setting(
+        "DD_PYTORCH_STATE_DIR",
+        "state_dir",
+        _optional_path,
+        "",
+        "Directory of the ranks' last words, on a disk of this host; otherwise `/dev/shm`, or the temporary directory.",
+    ),
 )
 
 
@@ -301,6 +308,7 @@ class Settings:
     log_dir: str | None
     log_max_mb: float
     log_ranks: RankChoice
+    state_dir: str | None
     complaints: tuple[str, ...] = ()
 
     @property

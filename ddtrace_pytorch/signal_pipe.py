@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import select
 import signal
 import time
 
-# Descriptors of ours are numbered from here, out of the way of code that closes or counts upwards from 3.
-HIGH_DESCRIPTOR = 512
+from ddtrace_pytorch.descriptors import high
 
 _NOTHING = b"\0"
-
-
-def _high(descriptor: int) -> int:
-    limit = os.sysconf("SC_OPEN_MAX")  # -1 where there is none
-    try:
-        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, max(0, min(HIGH_DESCRIPTOR, limit // 2)))
-    finally:
-        os.close(descriptor)
 
 
 class SignalPipe:
@@ -30,7 +20,7 @@ class SignalPipe:
 
     def _make(self) -> None:
         read, write = os.pipe()
-        self._read, self._write = _high(read), _high(write)
+        self._read, self._write = high(read), high(write)
         os.set_blocking(self._read, False)
         os.set_blocking(self._write, False)
         found = os.fstat(self._read)

@@ -12,6 +12,7 @@ from ddtrace_pytorch import __version__
 
 COMMANDS = {
     "doctor": "ddtrace_pytorch.cli.doctor:doctor",
+    "recover": "ddtrace_pytorch.cli.recover:recover_command",
     "report": "ddtrace_pytorch.cli.report:report",
 }
 

@@ -23,6 +23,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ddtrace_pytorch.descriptors import high
 from ddtrace_pytorch.private import make_directories
 
 SIZE = 64 * 1024
@@ -112,6 +113,7 @@ class StateFile:
             self._address = self._map()
         except BaseException:
             self._remove_files()
+            del _held[self._place + LOCK]
             raise
         found = os.fstat(self._lock)
         self._identity = found.st_dev, found.st_ino
@@ -125,19 +127,23 @@ class StateFile:
     def is_whole(self) -> bool:
         """Whether the files are still there and the lock is ours: people clear directories, and user code closes
         descriptors wholesale."""
-        try:
-            found = os.fstat(self._lock)
-        except OSError:
-            return False
-        return (found.st_dev, found.st_ino) == self._identity and found.st_nlink > 0
+        found = self._own_lock()
+        return found is not None and found.st_nlink > 0
 
     def remove(self) -> None:
         """Be done: delete the files and let go of the lock."""
         _libc.munmap(self._address, SIZE)
-        if self.is_whole():
+        if self._own_lock() is not None:
             self._remove_files()
-        else:
-            _held.pop(self._place + LOCK, None)  # the descriptor is not ours to close
+        _held.pop(self._place + LOCK, None)
+
+    def _own_lock(self) -> os.stat_result | None:
+        """None where the descriptor is closed, and perhaps somebody else's by now."""
+        try:
+            found = os.fstat(self._lock)
+        except OSError:
+            return None
+        return found if (found.st_dev, found.st_ino) == self._identity else None
 
     def _take_lock(self) -> int:
         path = self._place + LOCK
@@ -176,9 +182,9 @@ class StateFile:
             os.close(fd)
 
     def _remove_files(self) -> None:
-        _remove(self._place)
+        if _is_at(self._place + LOCK, self._lock):
+            _remove(self._place)
         os.close(self._lock)
-        _held.pop(self._place + LOCK, None)
 
 
 class Claim:
@@ -236,7 +242,7 @@ def _busy(path: str) -> OSError:
 
 def _open_lock(path: str, create: int = 0) -> int | None:
     try:
-        return os.open(path, _OPEN | create, 0o600)
+        return high(os.open(path, _OPEN | create, 0o600))
     except FileNotFoundError:
         return None
 

@@ -1,0 +1,103 @@
+"""Keeps a rank's last words on disk for as long as it lives."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from ddtrace_pytorch.border import safely, warn_once
+from ddtrace_pytorch.private import make_private
+from ddtrace_pytorch.spans import SpanRecord
+from ddtrace_pytorch.stalls.last_words import Identity, LastWords
+from ddtrace_pytorch.stalls.places import folder, name
+from ddtrace_pytorch.stalls.roll import Life, RankState
+from ddtrace_pytorch.stalls.state_file import CAPACITY, StateFile
+
+
+class Keeper:
+    """One rank's: :meth:`begin`, a :meth:`beat` a second, :meth:`end`, :meth:`forget`. Any thread may call these."""
+
+    def __init__(self, roots: Sequence[str], describe: Callable[[], RankState], span: Callable[[], SpanRecord]) -> None:
+        """The first of `roots` that can be used has the file. `describe` gives what this rank does, `span` its open
+        span as a snapshot."""
+        self._roots = roots
+        self._describe = describe
+        self._span = span
+        self._identity: Identity | None = None
+        self._file: StateFile | None = None
+        self._ended = False
+        self._lock = threading.Lock()
+
+    @safely("keep last words")
+    def begin(self, identity: Identity) -> None:
+        """Make the file and write to it. Where there is no place for one, a warning is all there is."""
+        with self._lock:
+            self._identity = identity
+            self._begin()
+        self.beat()
+
+    @safely("keep last words")
+    def beat(self) -> None:
+        """Write down how things stand."""
+        with self._lock:
+            if self._file is not None and not self._ended:
+                if not self._file.is_whole():
+                    self._begin()
+                self._write(self._describe(), self._span())
+
+    @safely("keep last words")
+    def end(self, span: SpanRecord) -> None:
+        """The span is finished, but not sent yet: if the process is gone before, it is told as `span` says."""
+        with self._lock:
+            self._ended = True
+            if self._file is not None:
+                reason = span.tags["pytorch.end_reason"]
+                self._write(replace(self._describe(), life=Life.ENDED, end_reason=reason), span)
+
+    @safely("clear last words away")
+    def forget(self) -> None:
+        """All is told: there is nothing to keep."""
+        with self._lock:
+            self._ended = True
+            file, self._file = self._file, None
+            if file is not None:
+                file.remove()
+
+    @safely("keep last words")
+    def resume(self) -> None:
+        """The process outlived its end: go on."""
+        with self._lock:
+            self._ended = False
+            if self._file is None:
+                self._begin()
+        self.beat()
+
+    def abandon(self) -> None:
+        """In a forked child: the file is the parent's."""
+        self._file = None
+        self._lock = threading.Lock()
+
+    def _begin(self) -> None:
+        said = self._identity
+        if said is None or self._ended:
+            return
+        if self._file is not None:
+            self._file.remove()
+            self._file = None
+        refusals = []
+        for root in self._roots:
+            try:
+                make_private(root)
+                self._file = StateFile(folder(root, said.job, said.incarnation), name(said.rank))
+                return
+            except OSError as error:
+                refusals.append(f"{root}: {error.strerror or error}")
+        warn_once(
+            f"a rank that is killed can't be told of afterwards, for there is no place for its last words "
+            f"({'; '.join(refusals)}); set DD_PYTORCH_STATE_DIR to a directory of your own on this host"
+        )
+
+    def _write(self, state: RankState, span: SpanRecord) -> None:
+        if self._file is not None and self._identity is not None:
+            self._file.write(LastWords(self._identity, state, span).encode(CAPACITY))

@@ -1,0 +1,61 @@
+"""Where the states of this user's ranks are on this host: ``<root>/<job id>/<incarnation>/rank-00003.state``.
+
+The lock of each is beside it; the two folder names are made as the run log's are.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+
+from ddtrace_pytorch.runlog.schema import safe_name
+from ddtrace_pytorch.stalls.state_file import LOCK
+
+MEMORY = "/dev/shm"
+
+
+def _boot_id() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+# Of the kernel that this process runs on: what another one has locked can't be seen from here.
+BOOT = _boot_id()
+
+
+def roots(chosen: str | None) -> tuple[str, ...]:
+    """The directories to try, best first: in `chosen` alone, or else in memory and in the temporary directory.
+
+    Not the run log's own, which may be there too: a reader of run logs would stumble over these.
+    """
+    places = (chosen,) if chosen else (MEMORY, tempfile.gettempdir())
+    return tuple(os.path.join(place, f"ddtrace-pytorch-state-{os.geteuid()}") for place in places)
+
+
+def folder(root: str, job: str, incarnation: str) -> str:
+    """Where the ranks of one incarnation of a job are."""
+    return os.path.join(root, safe_name(job), safe_name(incarnation))
+
+
+def name(rank: int) -> str:
+    """What the files of `rank` are called, without their ending."""
+    return f"rank-{rank:05d}"
+
+
+def locks(root: str) -> Iterator[str]:
+    """The lock files of all states below `root`, which others may be clearing away."""
+    for job in _entries(root):
+        for incarnation in _entries(os.path.join(root, job)):
+            where = os.path.join(root, job, incarnation)
+            yield from (os.path.join(where, file) for file in _entries(where) if file.endswith(LOCK))
+
+
+def _entries(directory: str) -> list[str]:
+    try:
+        return sorted(os.listdir(directory))
+    except OSError:
+        return []

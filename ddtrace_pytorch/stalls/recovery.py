@@ -1,0 +1,98 @@
+"""Finds what dead ranks left behind on this host and has each told once, however many look at the same time."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from ddtrace_pytorch.stalls import last_words, places, state_file
+from ddtrace_pytorch.stalls.last_words import LastWords
+from ddtrace_pytorch.stalls.state_file import LOCK, STATE, Alive, Taken, claim
+
+
+class Fate(Enum):
+    """What was found of a rank, and done about it."""
+
+    ALIVE = "alive"  # its process is there, stopped or not
+    TOLD = "told"
+    UNTOLD = "untold"  # nobody took it: it stays for the next time
+    TAKEN = "taken"  # somebody else is at it
+    ELSEWHERE = "elsewhere"  # it runs, or ran, on another host, which alone can say whether it lives
+
+
+@dataclass(frozen=True)
+class Found:
+    words: LastWords
+    fate: Fate
+
+
+def recover(
+    roots: Sequence[str],
+    tell: Callable[[LastWords], bool],
+    wanted: Callable[[LastWords], bool] = lambda words: True,
+) -> Iterator[Found]:
+    """Go through the states of the ranks that are `wanted`, and have those of dead ones told; a caller that stops
+    early leaves the rest as it is.
+
+    `tell` gives whether it did; then, and only then, the rank's files are removed.
+    """
+    for root in roots:
+        if not _is_ours(root):
+            continue
+        for lock in places.locks(root):
+            words = _read(lock)
+            if words is not None and wanted(words):
+                yield Found(words, _settle(lock, words, tell))
+            elif words is None:
+                _clear_away(lock)
+
+
+def _settle(lock: str, words: LastWords, tell: Callable[[LastWords], bool]) -> Fate:
+    if not _is_here(words):
+        return Fate.ELSEWHERE
+    try:
+        with claim(lock) as left:
+            if left.text is None:
+                return Fate.TAKEN
+            # Read anew: what was read before it was claimed may be a beat older.
+            if not tell(last_words.decode(left.text)):
+                return Fate.UNTOLD
+            left.remove()
+            return Fate.TOLD
+    except Alive:
+        return Fate.ALIVE
+    except Taken:
+        return Fate.TAKEN
+
+
+def _clear_away(lock: str) -> None:
+    """Delete what can't be read and belongs to nobody: a rank that was killed as it began."""
+    try:
+        with claim(lock) as left:
+            left.remove()
+    except (Alive, Taken, OSError):
+        pass
+
+
+def _read(lock: str) -> LastWords | None:
+    text = state_file.read(lock.removesuffix(LOCK) + STATE)
+    try:
+        return None if text is None else last_words.decode(text)
+    except ValueError:
+        return None
+
+
+def _is_here(words: LastWords) -> bool:
+    """Whether the rank's lock, if it has one, can be seen from here: its kernel is this one, or was here before."""
+    return words.identity.boot == places.BOOT or words.identity.host == os.uname().nodename
+
+
+def _is_ours(root: str) -> bool:
+    try:
+        found = os.lstat(root)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
