@@ -17,10 +17,10 @@ def find_log(directory: str, job: str, incarnation: str, rank: int, host: str, p
         logs = scan(directory).logs
     except OSError:
         return None
+    who = (job, incarnation, rank, host, pid)
     for log in logs:
-        if (log.job, log.incarnation, log.rank, log.host) == (job, incarnation, rank, host) and not log.damaged:
-            if integer(log.identity, "pid") == pid:
-                return log
+        if (log.job, log.incarnation, log.rank, log.host, integer(log.identity, "pid")) == who and not log.damaged:
+            return log
     return None
 
 

@@ -7,8 +7,9 @@ snapshot would send it) and ``left_out`` (what there was no room for).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from enum import Enum
 from typing import Any
 
 from ddtrace_pytorch.spans import SpanRecord
@@ -16,6 +17,8 @@ from ddtrace_pytorch.stalls import roll
 from ddtrace_pytorch.stalls.roll import GroupState, Life, RankState
 
 KILLED = "killed"
+# What a rank's number in a list takes, about.
+RANK_BYTES = 5
 # Of an open span alone: the Agent takes one that has it for a version to be followed by others.
 _SNAPSHOT = "_dd.partial_version"
 
@@ -46,26 +49,29 @@ class LastWords:
 
     def encode(self, capacity: int) -> bytes:
         """These words in at most `capacity` bytes. What there is no room for goes in this order: recent calls, frames,
-        the ranks of the groups, the groups; identity and span always stay.
+        the ranks of the groups, the groups; identity and span always stay. Only in a world so large that the ranks of
+        its groups take half the room do these go first.
 
         Raises:
-            ValueError: not even these fit.
+            ValueError: not even identity and span fit.
         """
-        words = self
-        for part, without in _SHORTENED.items():
-            text = words._text()
-            if len(text) <= capacity:
-                return text
-            words = replace(words, state=without(words.state), left_out=(*words.left_out, part))
-        text = words._text()
-        if len(text) > capacity:
-            raise ValueError(f"identity and span alone take {len(text):,} bytes, and there is room for {capacity:,}")
+        order = ["recent", "frames", "ranks", "groups"]
+        if RANK_BYTES * sum(len(group.ranks) for group in self.state.groups.values()) > capacity // 2:
+            order = ["ranks", "recent", "frames", "groups"]
+        words = self._without(order.pop(0)) if order[0] == "ranks" else self
+        while len(text := words._text()) > capacity:
+            if not order:
+                raise ValueError(f"identity and span alone take {len(text):,} bytes, with room for {capacity:,}")
+            words = words._without(order.pop(0))
         return text
 
+    def _without(self, part: str) -> LastWords:
+        return replace(self, state=_WITHOUT[part](self.state), left_out=(*self.left_out, part))
+
     def _text(self) -> bytes:
-        identity = {**asdict(self.identity), "span": self.span.as_log_record()}
-        said = {**self.state.plain(), "identity": identity, "left_out": self.left_out}
-        return json.dumps(said, separators=(",", ":")).encode("ascii")
+        identity = {**vars(self.identity), "span": self.span.as_log_record()}
+        said = {**_named(self.state), "identity": identity, "left_out": self.left_out}
+        return json.dumps(said, separators=(",", ":"), default=_named).encode("ascii")
 
     @property
     def ended(self) -> bool:
@@ -89,8 +95,8 @@ class LastWords:
             return span
         where = self.was_in()
         message = (
-            "the process was gone without a word, as after SIGKILL, out of memory, abort() or os._exit(); the span ends "
-            "with its last beat" + (f", in {where}" if where else "")
+            "the process was gone without a word, as after SIGKILL, out of memory, abort() or os._exit(); "
+            "the span ends with its last beat" + (f", in {where}" if where else "")
         )
         tags = {"pytorch.end_reason": KILLED, "error.type": KILLED, "error.message": message}
         return replace(span, tags={**span.tags, **tags}, error=True)
@@ -115,12 +121,19 @@ def decode(text: bytes) -> LastWords:
         raise ValueError(f"no last words: {error!r}") from error
 
 
+def _named(value: Any) -> Any:
+    """As :meth:`RankState.plain` has it, one level at a time: the encoder goes through numbers by the thousand."""
+    if isinstance(value, Enum):
+        return value.value
+    return {name: one for name, one in vars(value).items() if one is not None}
+
+
 def _each_group(state: RankState, **changed: Any) -> RankState:
     groups: Mapping[str, GroupState] = {name: replace(group, **changed) for name, group in state.groups.items()}
     return replace(state, groups=groups)
 
 
-_SHORTENED = {
+_WITHOUT: dict[str, Callable[[RankState], RankState]] = {
     "recent": lambda state: _each_group(state, recent=()),
     "frames": lambda state: replace(state, frames=()),
     "ranks": lambda state: _each_group(state, ranks=()),

@@ -87,8 +87,8 @@ class RankState:
 
     def plain(self) -> dict[str, Any]:
         """This state in the types that JSON has; what is unknown is left out."""
-        plain: dict[str, Any] = _plain(self)
-        return plain
+        said: dict[str, Any] = _plain(self)
+        return said
 
 
 def _plain(value: Any) -> Any:
