@@ -43,7 +43,8 @@ def render(found: list[Found], console: Console) -> None:
 
 
 def _table(found: list[Found]) -> Table:
-    drawn = table("Rank", "Host", "Last beat", "Was in", "Ended", "", right=("Rank",), yielding=("Host", "Was in"))
+    columns = ("Rank", "Host", "Last beat", "Was in", "Ended", "Outcome")
+    drawn = table(*columns, right=("Rank",), yielding=("Host", "Was in"))
     for one in found:
         words = one.words
         ended = "" if one.fate in (Fate.ALIVE, Fate.ELSEWHERE) else words.end_reason

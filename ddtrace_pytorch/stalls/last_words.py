@@ -7,18 +7,20 @@ snapshot would send it) and ``left_out`` (what there was no room for).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any
 
 from ddtrace_pytorch.spans import SpanRecord
 from ddtrace_pytorch.stalls import roll
-from ddtrace_pytorch.stalls.roll import GroupState, Life, RankState
+from ddtrace_pytorch.stalls.roll import Life, RankState
 
 KILLED = "killed"
 # What a rank's number in a list takes, about.
 RANK_BYTES = 5
+# Characters of a tag that stay where there is no room for a long one: a stack, most likely.
+TAG_LIMIT = 200
 # Of an open span alone: the Agent takes one that has it for a version to be followed by others.
 _SNAPSHOT = "_dd.partial_version"
 
@@ -49,24 +51,24 @@ class LastWords:
 
     def encode(self, capacity: int) -> bytes:
         """These words in at most `capacity` bytes. What there is no room for goes in this order: recent calls, frames,
-        the ranks of the groups, the groups; identity and span always stay. Only in a world so large that the ranks of
-        its groups take half the room do these go first.
+        the ranks of the groups, the groups, the ends of long tags; identity and span always stay. Only in a world so
+        large that the ranks of its groups take half the room do these go first.
 
         Raises:
             ValueError: not even identity and span fit.
         """
-        order = ["recent", "frames", "ranks", "groups"]
+        words, parts = self, list(_WITHOUT)
         if RANK_BYTES * sum(len(group.ranks) for group in self.state.groups.values()) > capacity // 2:
-            order = ["ranks", "recent", "frames", "groups"]
-        words = self._without(order.pop(0)) if order[0] == "ranks" else self
+            parts.remove("ranks")
+            words = words._without("ranks")
         while len(text := words._text()) > capacity:
-            if not order:
+            if not parts:
                 raise ValueError(f"identity and span alone take {len(text):,} bytes, with room for {capacity:,}")
-            words = words._without(order.pop(0))
+            words = words._without(parts.pop(0))
         return text
 
     def _without(self, part: str) -> LastWords:
-        return replace(self, state=_WITHOUT[part](self.state), left_out=(*self.left_out, part))
+        return replace(_WITHOUT[part](self), left_out=(*self.left_out, part))
 
     def _text(self) -> bytes:
         identity = {**vars(self.identity), "span": self.span.as_log_record()}
@@ -117,7 +119,7 @@ def decode(text: bytes) -> LastWords:
             span=SpanRecord.from_log_record(identity["span"]),
             left_out=tuple(said.get("left_out", ())),
         )
-    except (AttributeError, KeyError, TypeError, RecursionError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"no last words: {error!r}") from error
 
 
@@ -128,14 +130,20 @@ def _named(value: Any) -> Any:
     return {name: one for name, one in vars(value).items() if one is not None}
 
 
-def _each_group(state: RankState, **changed: Any) -> RankState:
-    groups: Mapping[str, GroupState] = {name: replace(group, **changed) for name, group in state.groups.items()}
-    return replace(state, groups=groups)
+def _each_group(words: LastWords, **changed: Any) -> LastWords:
+    groups = {name: replace(group, **changed) for name, group in words.state.groups.items()}
+    return replace(words, state=replace(words.state, groups=groups))
 
 
-_WITHOUT: dict[str, Callable[[RankState], RankState]] = {
-    "recent": lambda state: _each_group(state, recent=()),
-    "frames": lambda state: replace(state, frames=()),
-    "ranks": lambda state: _each_group(state, ranks=()),
-    "groups": lambda state: replace(state, groups={}),
+def _short_tags(words: LastWords) -> LastWords:
+    tags = {name: value[:TAG_LIMIT] for name, value in words.span.tags.items()}
+    return replace(words, span=replace(words.span, tags=tags))
+
+
+_WITHOUT: dict[str, Callable[[LastWords], LastWords]] = {
+    "recent": lambda words: _each_group(words, recent=()),
+    "frames": lambda words: replace(words, state=replace(words.state, frames=())),
+    "ranks": lambda words: _each_group(words, ranks=()),
+    "groups": lambda words: replace(words, state=replace(words.state, groups={})),
+    "long tags": _short_tags,
 }

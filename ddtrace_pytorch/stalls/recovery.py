@@ -55,10 +55,11 @@ def _settle(lock: str, words: LastWords, tell: Callable[[LastWords], bool]) -> F
         return Fate.ELSEWHERE
     try:
         with claim(lock) as left:
-            if left.text is None:
-                return Fate.TAKEN
             # Read anew: what was read before it was claimed may be a beat older.
-            if not tell(last_words.decode(left.text)):
+            newest = _decoded(left.text)
+            if newest is None:
+                return Fate.TAKEN
+            if not tell(newest):
                 return Fate.UNTOLD
             left.remove()
             return Fate.TOLD
@@ -66,6 +67,8 @@ def _settle(lock: str, words: LastWords, tell: Callable[[LastWords], bool]) -> F
         return Fate.ALIVE
     except Taken:
         return Fate.TAKEN
+    except OSError:
+        return Fate.UNTOLD
 
 
 def _clear_away(lock: str) -> None:
@@ -78,7 +81,10 @@ def _clear_away(lock: str) -> None:
 
 
 def _read(lock: str) -> LastWords | None:
-    text = state_file.read(lock.removesuffix(LOCK) + STATE)
+    return _decoded(state_file.read(lock.removesuffix(LOCK) + STATE))
+
+
+def _decoded(text: bytes | None) -> LastWords | None:
     try:
         return None if text is None else last_words.decode(text)
     except ValueError:

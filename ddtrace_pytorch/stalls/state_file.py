@@ -48,7 +48,7 @@ _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t) + (ctypes.c_int,) * 3 +
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
-# The lock files that this process has a lock of, and whose each is.
+# The lock files that this process has a lock of, by path, and whose it is: a StateFile's, or that of a claim.
 _held: dict[str, object] = {}
 os.register_at_fork(after_in_child=_held.clear)
 
@@ -85,8 +85,9 @@ def read(path: str) -> bytes | None:
 
 def is_alive(lock: str) -> bool:
     """Whether the rank of the lock file at `lock` lives."""
-    if os.path.realpath(lock) in _held:
-        return True
+    holder = _held.get(os.path.realpath(lock))
+    if holder is not None:
+        return isinstance(holder, StateFile)
     try:
         fd = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -218,8 +219,9 @@ def claim(lock: str) -> Iterator[Claim]:
     """
     path = os.path.realpath(lock)
     mine = object()
-    if _held.setdefault(path, mine) is not mine:
-        raise Alive
+    holder = _held.setdefault(path, mine)
+    if holder is not mine:
+        raise Alive if isinstance(holder, StateFile) else Taken
     try:
         fd = _open_lock(path)
         if fd is None:
