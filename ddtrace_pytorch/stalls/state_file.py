@@ -36,6 +36,8 @@ CAPACITY = _HALF - _HEAD.size
 
 STATE, LOCK = ".state", ".lock"
 _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+# How many bytes, from the first on, are locked for either.
+_LIFE, _CLAIM = 1, 2
 _FLOCK = struct.Struct("hhqqi4x")  # the C library's `struct flock`: type, whence, start, length, pid
 
 # While somebody clears the folder away, or looks into a file that is being made.
@@ -93,7 +95,7 @@ def is_alive(lock: str) -> bool:
     except OSError:
         return False
     try:
-        return _is_locked(fd, 0) and not _is_locked(fd, 1)
+        return _locked(fd) == _LIFE
     finally:
         os.close(fd)
 
@@ -155,7 +157,7 @@ class StateFile:
                 make_directories(os.path.dirname(path))
                 fd = _open_lock(path, os.O_CREAT)
                 if fd is not None:
-                    if _lock(fd, 1) and _is_at(path, fd):
+                    if _lock(fd, _LIFE) and _is_at(path, fd):
                         return fd
                     os.close(fd)
                 time.sleep(_BETWEEN_SECONDS)
@@ -227,8 +229,8 @@ def claim(lock: str) -> Iterator[Claim]:
         if fd is None:
             raise Taken
         try:
-            if not _lock(fd, 2):
-                raise Taken if _is_locked(fd, 1) else Alive
+            if not _lock(fd, _CLAIM):
+                raise Alive if _locked(fd) == _LIFE else Taken
             if not _is_at(path, fd):
                 raise Taken
             yield Claim(path.removesuffix(LOCK))
@@ -258,10 +260,11 @@ def _lock(fd: int, length: int) -> bool:
     return True
 
 
-def _is_locked(fd: int, byte: int) -> bool:
-    """Whether another process has a lock of that byte."""
-    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
-    return bool(_FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))[0] != fcntl.F_UNLCK)
+def _locked(fd: int) -> int:
+    """How many bytes another process has locked: one, and a rank lives; both, and what it left is claimed; none."""
+    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, _CLAIM, 0)
+    kind, _, _, length, _ = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
+    return 0 if kind == fcntl.F_UNLCK else int(length)
 
 
 def _is_at(path: str, fd: int) -> bool:
