@@ -1,0 +1,132 @@
+"""Which ranks of a group made other calls than the rest, from the rings of what each entered. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from ddtrace_pytorch.stalls.roll import Call
+
+Ring = Mapping[int, Call]
+"""What a rank entered, by number."""
+
+
+class Detail(Enum):
+    """In what ranks differ."""
+
+    OPERATION = "operation"
+    ROOT = "root"
+    SHAPE = "shape"  # its number of elements: how they are arranged is nobody else's business
+    DTYPE = "dtype"
+    SKIPPED = "skipped"  # its calls are those of the others, less one
+    EXTRA = "extra"  # its calls are those of the others, and one more
+    ORDER = "order"  # ranks wait for each other in a circle: in another order, or one was left out
+
+
+@dataclass(frozen=True)
+class Oddity:
+    """At number `key`, `odd` ranks made another call than the `usual` one of the strict majority. Without a majority
+    `usual` is None and all who entered it are odd."""
+
+    key: int
+    usual: Call | None
+    odd: Mapping[int, Detail]
+
+
+# What every rank may well call with a size of its own.
+_UNEVEN = frozenset(
+    "all_gather all_gather_coalesced reduce_scatter all_to_all all_to_all_single coalesced barrier "
+    "all_gather_object gather_object broadcast_object_list scatter_object_list".split()
+)
+
+
+def _elements(call: Call) -> int | None:
+    return None if call.shape is None or call.operation in _UNEVEN else math.prod(call.shape)
+
+
+_ASPECTS: tuple[tuple[Detail, Callable[[Call], Hashable]], ...] = (
+    (Detail.OPERATION, lambda call: call.operation),
+    (Detail.ROOT, lambda call: call.peer),
+    (Detail.SHAPE, _elements),
+    (Detail.DTYPE, lambda call: call.dtype),
+)
+
+
+def oddity(rings: Mapping[int, Ring], waited_at: Iterable[int]) -> Oddity | None:
+    """Who is odd in a group, if anybody is; `rings` by rank, `waited_at` the numbers that some rank is in.
+
+    Calls that came to their end everywhere count only where a rank's ring is the others' shifted by one: there are
+    sizes that may differ, and a rank that is one call ahead or behind may be late to be seen in it.
+    """
+    differing = sorted(key for key in _keys(rings) if _difference(_calls_at(key, rings)) is not None)
+    if not differing:
+        return None
+    waited = set(waited_at)
+    unfinished = next((key for key in differing if key in waited), None)
+    found = _at(differing[0] if unfinished is None else unfinished, differing[0], rings)
+    shifted = all(detail in (Detail.SKIPPED, Detail.EXTRA) for detail in found.odd.values())
+    return found if unfinished is not None or shifted else None
+
+
+def _keys(rings: Mapping[int, Ring]) -> set[int]:
+    return {key for ring in rings.values() for key in ring if key}
+
+
+def _calls_at(key: int, rings: Mapping[int, Ring]) -> dict[int, Call]:
+    return {rank: ring[key] for rank, ring in rings.items() if key in ring}
+
+
+def _difference(calls: Mapping[int, Call]) -> tuple[Detail, dict[int, Hashable]] | None:
+    """The first aspect in which calls differ, with that of each rank where it is known."""
+    for detail, aspect in _ASPECTS:
+        values = {rank: value for rank, call in calls.items() if (value := aspect(call)) is not None}
+        if len(set(values.values())) > 1:
+            return detail, values
+    return None
+
+
+def _at(key: int, first: int, rings: Mapping[int, Ring]) -> Oddity:
+    calls = _calls_at(key, rings)
+    difference = _difference(calls)
+    assert difference is not None
+    detail, values = difference
+    value, votes = Counter(values.values()).most_common(1)[0]
+    if 2 * votes <= len(values):
+        return Oddity(key, None, dict.fromkeys(values, detail))
+    majority = [rank for rank, one in values.items() if one == value]
+    usual: dict[int, Call] = {}
+    for rank in majority:
+        usual |= rings[rank]
+    odd = {rank: _shift(rings[rank], usual, first, key) or detail for rank in values if rank not in majority}
+    return Oddity(key, usual[key], odd)
+
+
+def _shift(ring: Ring, usual: Ring, first: int, key: int) -> Detail | None:
+    """Whether the rank left one call out or made one more, if its ring can't be explained the other way."""
+    skipped = _same({at: ring[at] for at in ring if at >= first}, usual, 1)
+    extra = _same({at: usual[at] for at in usual if at >= first}, ring, 1)
+    if skipped != extra:
+        return Detail.SKIPPED if skipped else Detail.EXTRA
+    # Nobody went on from there. What the others would have done next is what they did after the same two calls before.
+    here, before = usual[key], usual.get(key - 1)
+    if skipped or before is None or key != first or _alike(ring[key], before):
+        return None  # a second call of what went before may be one too many as well
+    nexts = [
+        usual[at + 1]
+        for at in sorted(usual)
+        if at < key and at + 1 in usual and at - 1 in usual and _alike(usual[at], here) and _alike(usual[at - 1], before)
+    ]
+    return Detail.SKIPPED if nexts and all(_alike(ring[key], one) for one in nexts) else None
+
+
+def _same(calls: Ring, others: Ring, shift: int) -> bool:
+    """Whether `calls` are the `others` of numbers higher by `shift`, as far as both are known."""
+    pairs = [(call, others[key + shift]) for key, call in calls.items() if key + shift in others]
+    return bool(pairs) and all(_alike(one, other) for one, other in pairs)
+
+
+def _alike(one: Call, other: Call) -> bool:
+    return _difference({0: one, 1: other}) is None
