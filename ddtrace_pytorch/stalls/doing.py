@@ -19,7 +19,10 @@ _SIGNS = (
     # Work.wait is torch's C++, under a wrapper of ours.
     ("collective", ("torch/distributed/distributed_c10d.py", "ddtrace_pytorch/collectives/")),
     # Files that run compiled code too (eval_frame.py, all of _functorch) tell nothing.
-    ("compile", ("torch/_dynamo/convert_frame.py", "torch/_inductor/compile_fx.py", "torch/_inductor/async_compile.py")),
+    (
+        "compile",
+        ("torch/_dynamo/convert_frame.py", "torch/_inductor/compile_fx.py", "torch/_inductor/async_compile.py"),
+    ),
     ("data", ("torch/utils/data/",)),
     ("checkpoint", ("torch/distributed/checkpoint/", "torch/serialization.py")),
     ("optimizer", ("torch/optim/",)),

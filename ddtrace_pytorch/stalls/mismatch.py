@@ -116,8 +116,8 @@ def _shift(ring: Ring, usual: Ring, first: int, key: int) -> Detail | None:
         return None  # a second call of what went before may be one too many as well
     nexts = [
         usual[at + 1]
-        for at in sorted(usual)
-        if at < key and at + 1 in usual and at - 1 in usual and _alike(usual[at], here) and _alike(usual[at - 1], before)
+        for at in usual.keys() & {at - 1 for at in usual} & {at + 1 for at in usual}
+        if at < key and _alike(usual[at], here) and _alike(usual[at - 1], before)
     ]
     return Detail.SKIPPED if nexts and all(_alike(ring[key], one) for one in nexts) else None
 

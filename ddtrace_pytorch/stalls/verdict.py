@@ -1,0 +1,319 @@
+"""Whom everybody waits for: the roll in, the verdict out. Pure.
+
+Ranks wait in places (:mod:`~ddtrace_pytorch.stalls.waits`), and places lack ranks, which may wait elsewhere: along this
+graph every way ends at a rank that waits for nobody, at a place that lacks nobody, or in a circle. These ends are the
+fewest that explain everything, and nobody else is named.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+
+from ddtrace_pytorch.stalls.graph import dead_ends, on_every_circle
+from ddtrace_pytorch.stalls.mismatch import Detail, Oddity, oddity
+from ddtrace_pytorch.stalls.roll import Call, Life, RankState
+from ddtrace_pytorch.stalls.waits import FRESH, Place, Spot, faulty_in, places_of, waits_in
+
+THRESHOLD = 10 * 10**9
+
+
+class Kind(Enum):
+    """What is wrong with a culprit, the gravest first."""
+
+    MISMATCH = "mismatch"  # it is in another operation than the others, or of another shape or type: see the detail
+    GONE = "gone"  # its process is dead, or ended, or it left the collective by an exception
+    UNREACHABLE = "unreachable"  # its host doesn't answer
+    FROZEN = "frozen"  # its process lives and doesn't beat
+    STUCK = "stuck"  # everybody came and nobody came out: network or GPU
+    ABSENT = "absent"  # it hasn't come
+
+
+@dataclass(frozen=True)
+class Where:
+    """A call that ranks wait in. `key`: its number on the group, 0 if it has none; `ranks`: all of the group, or the
+    two of a transfer: who waits, and for whom."""
+
+    group: str
+    label: str
+    operation: str
+    key: int
+    ranks: tuple[int, ...]
+
+    @property
+    def between_two(self) -> bool:
+        return "send" in self.operation or "recv" in self.operation
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """One rank that is the reason. `where`: the call in which it is missed; `call`: of a mismatch, the odd one that it
+    made; `moves`: it is only late, computes, and will come; `error`: by what exception it left a collective; `state`:
+    None if nothing was heard of it."""
+
+    rank: int
+    kind: Kind
+    where: Where
+    host: str = ""
+    state: RankState | None = None
+    detail: Detail | None = None
+    call: Call | None = None
+    moves: bool = False
+    error: str | None = None
+
+    @property
+    def doing(self) -> str | None:
+        return self.state.doing if self.state is not None else None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Why `where` waits since `waited` ns. `kind` and `detail` are those of the first culprit, the gravest; `waiting`
+    are all ranks that wait for the culprits, there or along the chain, without these; `usual`: of a mismatch, the call
+    of the majority; `store_host`: the store's, if a culprit is on it; `at`: when this was found, ns."""
+
+    where: Where
+    waited: int
+    culprits: tuple[Culprit, ...]
+    waiting: tuple[int, ...]
+    usual: Call | None = None
+    store_host: str | None = None
+    at: int = 0
+
+    @property
+    def kind(self) -> Kind:
+        return self.culprits[0].kind
+
+    @property
+    def detail(self) -> Detail | None:
+        return self.culprits[0].detail
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(sorted(culprit.rank for culprit in self.culprits))
+
+    @property
+    def moves(self) -> bool:
+        """Whether all culprits are only late."""
+        return all(culprit.moves for culprit in self.culprits)
+
+    @property
+    def is_error(self) -> bool:
+        return not self.moves
+
+
+# What a main thread can't be at while it is held by a collective, whatever the group's state says is in flight.
+_ELSEWHERE = ("data", "compile", "checkpoint")
+
+Graph = Mapping[int | Spot, frozenset[int] | frozenset[Spot]]
+
+
+def judge(
+    roll: Mapping[int, RankState],
+    expected: Iterable[int],
+    now: int,
+    *,
+    threshold: int = THRESHOLD,
+    hosts: Mapping[int, str] | None = None,
+    store_host: str | None = None,
+) -> Verdict | None:
+    """Who is the reason that ranks wait; None if none has waited in a call for about `threshold` ns or raised from one.
+
+    `roll`: what is known, by rank; `expected`: all ranks there should be; `hosts` of ranks missing in the roll, and
+    `store_host`, that of the job's store, as far as known: when it is silent nobody elsewhere can be heard.
+    """
+    # Whoever is only said not to answer is as good as missing.
+    heard = {rank: state for rank, state in roll.items() if state.life is not Life.UNREACHABLE}
+    waits = waits_in(heard, now, threshold)
+    faulty = faulty_in(heard, {*expected, *roll}, waits)
+    places = places_of(waits, heard, faulty, now, threshold)
+    known_hosts = {**(hosts or {}), **{rank: state.host for rank, state in roll.items() if state.host}}
+    case = _Case(roll, heard, faulty, places, _oddities(places, heard), known_hosts, store_host, now)
+    long = threshold - min(FRESH, threshold // 2)
+    stalled = [
+        spot
+        for spot, place in places.items()
+        if any(wait.age >= long or wait.error is not None for wait in place.waits.values())
+    ]
+    return _verdict(case, stalled)
+
+
+@dataclass(frozen=True)
+class _Case:
+    """What is known: `heard` are the ranks of the roll that answered or left a state, `oddities` are by group."""
+
+    roll: Mapping[int, RankState]
+    heard: Mapping[int, RankState]
+    faulty: frozenset[int]
+    places: Mapping[Spot, Place]
+    oddities: Mapping[str, Oddity]
+    hosts: Mapping[int, str]
+    store_host: str | None
+    now: int
+
+    def oddity_of(self, spot: Spot) -> Oddity | None:
+        """Of the place's group, if it explains the place."""
+        odd = self.oddities.get(spot.group)
+        return odd if odd is not None and spot.key >= odd.key else None
+
+    @cached_property
+    def _missed(self) -> dict[int, Place]:
+        def by_age(place: Place) -> tuple[int, str, int, str]:
+            return -place.age, *place.spot[:3]
+
+        oldest_first = sorted(self.places.values(), key=by_age)
+        missed: dict[int, Place] = {}
+        for place in oldest_first:
+            odd = self.oddity_of(place.spot)
+            for rank in place.lacks if odd is None else odd.odd:
+                missed.setdefault(rank, place)
+        for place in oldest_first:
+            for rank in place.waits:
+                missed.setdefault(rank, place)
+        return missed
+
+    def missed_in(self, rank: int) -> Place:
+        """Of the places that lack the rank, or else it is in, or else of all, the one that has waited longest."""
+        return self._missed.get(rank) or max(self.places.values(), key=lambda place: place.age)
+
+
+def _oddities(places: Mapping[Spot, Place], heard: Mapping[int, RankState]) -> dict[str, Oddity]:
+    """The groups in which ranks made other calls than the rest."""
+    waited: dict[str, list[Place]] = {}
+    for spot, place in places.items():
+        if spot.key:
+            waited.setdefault(spot.group, []).append(place)
+    found = {}
+    for name, here in waited.items():
+        members = here[0].any_wait.group.ranks
+        rings = {rank: _ring(heard[rank], name) for rank in members if rank in heard}
+        odd = oddity(rings, [place.spot.key for place in here])
+        if odd is not None:
+            found[name] = odd
+    return found
+
+
+def _ring(state: RankState, group: str) -> dict[int, Call]:
+    here, raised = state.groups.get(group), state.raised
+    calls = [*here.recent, here.current] if here is not None else []
+    if raised is not None and raised.group == group:
+        calls.append(raised.call)
+    return {call.key: call for call in calls if call is not None and call.key}
+
+
+def _graph(case: _Case) -> Graph:
+    """Ranks lead to the places they wait in, places to the ranks that explain them. A rank that is at fault by itself
+    leads nowhere, wherever it waits."""
+    graph: dict[int | Spot, frozenset[int] | frozenset[Spot]] = {}
+    at_fault = set(case.faulty)
+    waits_at: dict[int, set[Spot]] = {}
+    for spot, place in case.places.items():
+        odd = case.oddity_of(spot)
+        explained_by = frozenset(odd.odd) if odd is not None else place.lacks
+        graph[spot] = explained_by
+        at_fault |= place.left if odd is None else explained_by
+        for rank in place.waits:
+            waits_at.setdefault(rank, set()).add(spot)
+    graph.update({rank: frozenset(spots) for rank, spots in waits_at.items() if rank not in at_fault})
+    # Without the store nobody elsewhere is heard, whether it is well or not.
+    silent = frozenset(
+        rank for rank in case.faulty if case.store_host is not None and case.hosts.get(rank) == case.store_host
+    )
+    if silent:
+        graph.update({rank: silent for rank in case.faulty - silent if rank not in case.heard})
+    return graph
+
+
+def _verdict(case: _Case, stalled: list[Spot]) -> Verdict | None:
+    graph = _graph(case)
+    found: dict[int, Culprit] = {}
+    for end in dead_ends(graph, stalled):
+        for culprit in _culprits(case, graph, end):
+            found.setdefault(culprit.rank, culprit)
+    if not found:
+        return None
+    kinds = list(Kind)
+    culprits = sorted(found.values(), key=lambda one: (kinds.index(one.kind), -case.missed_in(one.rank).age, one.rank))
+    place = case.missed_in(culprits[0].rank)
+    odd = case.oddity_of(place.spot) if culprits[0].kind is Kind.MISMATCH else None
+    return Verdict(
+        where=culprits[0].where,
+        waited=place.age,
+        culprits=tuple(culprits),
+        waiting=tuple(sorted(_waiting(case, graph, stalled) - found.keys())),
+        usual=odd.usual if odd is not None else None,
+        store_host=case.store_host if any(one.host == case.store_host for one in culprits) else None,
+        at=case.now,
+    )
+
+
+def _culprits(case: _Case, graph: Graph, end: frozenset[int | Spot]) -> list[Culprit]:
+    """Who is named for one end of the ways through the graph."""
+    ranks = {node for node in end if isinstance(node, int)}
+    if not ranks:
+        (spot,) = end
+        assert isinstance(spot, Spot)
+        return [_culprit(case, rank, Kind.STUCK) for rank in case.places[spot].waits]
+    if len(end) == 1:
+        return [_alone(case, *ranks)]
+    elsewhere = [rank for rank in ranks if case.heard[rank].doing in _ELSEWHERE]
+    if elsewhere:
+        return [_culprit(case, rank, Kind.ABSENT) for rank in elsewhere]
+    single = {node for node in on_every_circle(graph, end) if isinstance(node, int)}
+    return [_culprit(case, rank, Kind.MISMATCH, Detail.ORDER) for rank in single or ranks]
+
+
+def _alone(case: _Case, rank: int) -> Culprit:
+    """A rank that waits for nobody."""
+    place, state = case.missed_in(rank), case.heard.get(rank)
+    odd = case.oddity_of(place.spot)
+    if odd is not None and rank in odd.odd:
+        assert state is not None
+        return _culprit(case, rank, Kind.MISMATCH, odd.odd[rank], _ring(state, place.spot.group)[odd.key])
+    if state is None:
+        return _culprit(case, rank, Kind.UNREACHABLE)
+    if rank in place.left or state.life in (Life.DEAD, Life.ENDED):
+        return _culprit(case, rank, Kind.GONE)
+    return _culprit(case, rank, Kind.FROZEN if state.life is Life.SILENT else Kind.ABSENT)
+
+
+def _culprit(case: _Case, rank: int, kind: Kind, detail: Detail | None = None, call: Call | None = None) -> Culprit:
+    place, state = case.missed_in(rank), case.roll.get(rank)
+    wait = place.waits.get(rank)
+    in_a_call = state is not None and any(group.current is not None for group in state.groups.values())
+    waits = any(rank in other.waits for other in case.places.values())
+    return Culprit(
+        rank=rank,
+        kind=kind,
+        where=_where(case, place),
+        host=case.hosts.get(rank, ""),
+        state=state,
+        detail=detail,
+        call=call,
+        # In a call, and not waiting there: that has only begun, or it is ending.
+        moves=kind is Kind.ABSENT and state is not None and (bool(state.moves) or (in_a_call and not waits)),
+        error=wait.error if wait is not None else None,
+    )
+
+
+def _where(case: _Case, place: Place) -> Where:
+    odd = case.oddity_of(place.spot)
+    calls = Counter(wait.call.operation for wait in place.waits.values() if odd is None or wait.rank not in odd.odd)
+    operation = min(calls, key=lambda name: (-calls[name], name)) if calls else place.any_wait.call.operation
+    group = place.any_wait.group
+    return Where(group.name, group.label, operation, place.spot.key, place.spot.pair or group.ranks)
+
+
+def _waiting(case: _Case, graph: Graph, stalled: list[Spot]) -> set[int]:
+    """All ranks in the places that can be reached from there."""
+    seen: set[int | Spot] = set()
+    ahead: list[int | Spot] = list(stalled)
+    while ahead:
+        node = ahead.pop()
+        if node not in seen:
+            seen.add(node)
+            ahead.extend(graph.get(node, ()))
+    return {rank for node in seen if isinstance(node, Spot) for rank in case.places[node].waits}
