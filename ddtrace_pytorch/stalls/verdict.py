@@ -130,8 +130,10 @@ def judge(
     waits = waits_in(heard, now, threshold)
     faulty = faulty_in(heard, {*expected, *roll}, waits)
     places = places_of(waits, heard, faulty, now, threshold)
+    oddities = _oddities(places, heard)
+    places = {spot: place for spot, place in places.items() if not place.runs or _explains(oddities, spot)}
     known_hosts = {**(hosts or {}), **{rank: state.host for rank, state in roll.items() if state.host}}
-    case = _Case(roll, heard, faulty, places, _oddities(places, heard), known_hosts, store_host, now)
+    case = _Case(roll, heard, faulty, places, oddities, known_hosts, store_host, now)
     long = threshold - min(FRESH, threshold // 2)
     stalled = [
         spot
@@ -155,9 +157,7 @@ class _Case:
     now: int
 
     def oddity_of(self, spot: Spot) -> Oddity | None:
-        """Of the place's group, if it explains the place."""
-        odd = self.oddities.get(spot.group)
-        return odd if odd is not None and spot.key >= odd.key else None
+        return _explains(self.oddities, spot)
 
     @cached_property
     def _missed(self) -> dict[int, Place]:
@@ -180,6 +180,12 @@ class _Case:
         return self._missed.get(rank) or max(self.places.values(), key=lambda place: place.age)
 
 
+def _explains(oddities: Mapping[str, Oddity], spot: Spot) -> Oddity | None:
+    """The oddity of the place's group, if it is why ranks wait there."""
+    odd = oddities.get(spot.group)
+    return odd if odd is not None and spot.key >= odd.key else None
+
+
 def _oddities(places: Mapping[Spot, Place], heard: Mapping[int, RankState]) -> dict[str, Oddity]:
     """The groups in which ranks made other calls than the rest."""
     waited: dict[str, list[Place]] = {}
@@ -190,10 +196,19 @@ def _oddities(places: Mapping[Spot, Place], heard: Mapping[int, RankState]) -> d
     for name, here in waited.items():
         members = here[0].any_wait.group.ranks
         rings = {rank: _ring(heard[rank], name) for rank in members if rank in heard}
-        odd = oddity(rings, [place.spot.key for place in here])
+        odd = oddity(rings, [place.spot.key for place in here]) or _beyond_the_end(here, heard)
         if odd is not None:
             found[name] = odd
     return found
+
+
+def _beyond_the_end(places: list[Place], heard: Mapping[int, RankState]) -> Oddity | None:
+    """Ranks that wait for the strict majority of their group, which said goodbye without that call."""
+    for place in places:
+        ended = all(rank in heard and heard[rank].life is Life.ENDED for rank in place.lacks)
+        if ended and 2 * len(place.lacks) > len(place.any_wait.group.ranks):
+            return Oddity(place.spot.key, None, dict.fromkeys(place.waits, Detail.EXTRA))
+    return None
 
 
 def _ring(state: RankState, group: str) -> dict[int, Call]:

@@ -47,12 +47,14 @@ class Wait:
 
 @dataclass
 class Place:
-    """`waits` there, by rank; who it `lacks`; `left`: those of them who went by an exception of their own."""
+    """`waits` there, by rank; who it `lacks`; `left`: those of them who went by an exception of their own; `runs`: all
+    seems well, for everybody came, and it has only begun, or is ending."""
 
     spot: Spot
     waits: dict[int, Wait] = field(default_factory=dict)
     lacks: frozenset[int] = frozenset()
     left: frozenset[int] = frozenset()
+    runs: bool = False
 
     @property
     def any_wait(self) -> Wait:
@@ -107,7 +109,7 @@ def faulty_in(roll: Mapping[int, RankState], ranks: Collection[int], waits: Coll
 def places_of(
     waits: Collection[Wait], roll: Mapping[int, RankState], faulty: frozenset[int], now: int, threshold: int
 ) -> dict[Spot, Place]:
-    """Where the ranks wait, less the places where all is well: everybody came, and it has only begun, or is ending."""
+    """Where the ranks wait."""
     places: dict[Spot, Place] = {}
     for wait in waits:
         spot = _spot(wait, roll)
@@ -119,7 +121,8 @@ def places_of(
         place.lacks = _lacks(place, roll, faulty)
         if not place.lacks & faulty and (left := _left(place)):
             place.lacks = place.left = left
-    return {spot: place for spot, place in places.items() if not _runs(place, roll, now, threshold)}
+        place.runs = _runs(place, roll, now, threshold)
+    return places
 
 
 def _spot(wait: Wait, roll: Mapping[int, RankState]) -> Spot:

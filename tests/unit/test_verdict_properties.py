@@ -1,0 +1,196 @@
+"""The verdict over generated schedules: one fault in, exactly that rank and kind out."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from harness.schedule import SECOND, Instruction, Program, Run, Template, groups_of, programs
+from hypothesis import assume, event, given
+from hypothesis import strategies as st
+
+from ddtrace_pytorch.stalls.mismatch import Detail
+from ddtrace_pytorch.stalls.roll import Call, Life, RankState
+from ddtrace_pytorch.stalls.verdict import Kind, Verdict, judge
+
+OPERATIONS = "all_reduce all_gather_into_tensor broadcast scatter reduce gather barrier".split()
+HELD = 12.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A healthy job, and one rank and one of its calls for a fault to be at."""
+
+    programs: dict[int, Program]
+    rank: int
+    at: int
+
+    @property
+    def program(self) -> Program:
+        return self.programs[self.rank]
+
+    @property
+    def instruction(self) -> Instruction:
+        return self.program[self.at]
+
+    def with_program(self, changed: Program) -> dict[int, Program]:
+        return {**self.programs, self.rank: changed}
+
+
+@st.composite
+def cases(draw: st.DrawFn, numbered: bool = False, least_group: int = 2) -> Case:
+    tp, dp, pp = draw(st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3)).filter(lambda n: max(n) > 1))
+    groups = groups_of(tp, dp, pp)
+    labels = sorted({group.label for group in groups})
+    collective = st.builds(
+        Template,
+        groups=st.sampled_from(labels),
+        operation=st.sampled_from(OPERATIONS),
+        root=st.integers(0, 3),
+        size=st.sampled_from([4, 8, 16]),
+        dtype=st.sampled_from(["float32", "bfloat16"]),
+    )
+    passes = [st.just(Template("pp", "pass"))] if pp > 1 else []
+    templates = draw(st.lists(st.one_of(collective, *passes), min_size=1, max_size=6))
+    made = programs(groups, templates, draw(st.integers(1, 4)), draw(st.integers(0, 1000)))
+    places = [
+        (rank, at)
+        for rank, program in made.items()
+        for at, one in enumerate(program)
+        if (one.call.operation not in ("send", "recv") or not numbered) and len(one.group.ranks) >= least_group
+    ]
+    assume(places)
+    rank, at = draw(st.sampled_from(places))
+    return Case(made, rank, at)
+
+
+def lags(seed: int) -> Callable[[int], float]:
+    """How old the state of each rank is, in seconds."""
+    return lambda rank: random.Random(f"{seed} {rank}").random()
+
+
+def verdict_of(run: Run, changes: dict[int, RankState] | None = None, seed: int = 0) -> Verdict | None:
+    """What is said when all that can still happen has happened, and 12 s have passed."""
+    now = run.last + HELD
+    roll = {**run.roll(now, lags(seed)), **(changes or {})}
+    return judge(roll, run.programs, int(now * SECOND))
+
+
+def named(verdict: Verdict | None) -> tuple[Kind, tuple[int, ...]] | None:
+    return (verdict.kind, verdict.ranks) if verdict is not None else None
+
+
+@given(cases(), st.booleans(), st.integers(0, 1000))
+def test_a_rank_that_is_late(case: Case, moves: bool, seed: int) -> None:
+    run = Run(case.with_program(case.program[: case.at]))
+    late = run.state(case.rank, run.last + HELD)
+    verdict = verdict_of(run, {case.rank: replace(late, doing="data", moves=moves)}, seed)
+    waiting = run.waiting()
+    event(f"{min(len(waiting), 3)} wait")
+    if not waiting:
+        assert verdict is None
+        return
+    assert named(verdict) == (Kind.ABSENT, (case.rank,))
+    assert verdict is not None
+    assert verdict.waiting == tuple(sorted(waiting))
+    assert verdict.culprits[0].doing == "data"
+    assert verdict.is_error is not moves
+
+
+LIVES = {Life.SILENT: Kind.FROZEN, Life.DEAD: Kind.GONE, Life.ENDED: Kind.GONE}
+
+
+@given(cases(), st.sampled_from(list(LIVES)), st.floats(0, 0.1), st.integers(0, 1000))
+def test_a_rank_that_is_halted(case: Case, life: Life, after: float, seed: int) -> None:
+    healthy = Run(case.programs)
+    run = Run(case.programs, stops={case.rank: healthy.made[case.rank][case.at].entered + after})
+    now = run.last + HELD
+    halted = replace(run.roll(now, lags(seed))[case.rank], life=life)
+    verdict = verdict_of(run, {case.rank: halted}, seed)
+    others = run.waiting() - {case.rank}
+    assert named(verdict) == ((LIVES[life], (case.rank,)) if others else None)
+
+
+@given(cases(), st.integers(1, 4), st.booleans(), st.integers(0, 1000))
+def test_a_host_that_does_not_answer(case: Case, per_host: int, told: bool, seed: int) -> None:
+    host = {rank for rank in case.programs if rank // per_host == case.rank // per_host}
+    stop = Run(case.programs).made[case.rank][case.at].entered
+    run = Run(case.programs, stops=dict.fromkeys(host, stop))
+    now = run.last + HELD
+    roll = {rank: state for rank, state in run.roll(now, lags(seed)).items() if rank not in host}
+    if told:
+        roll |= {rank: RankState(rank, host="b", life=Life.UNREACHABLE) for rank in host}
+    verdict = judge(roll, run.programs, int(now * SECOND), hosts=dict.fromkeys(host, "b"))
+    if not run.waiting() - host:
+        assert verdict is None
+        return
+    assert verdict is not None
+    assert verdict.kind is Kind.UNREACHABLE
+    assert set(verdict.ranks) <= host
+    assert {culprit.host for culprit in verdict.culprits} == {"b"}
+
+
+def changed(call: Call, how: Detail, to: str) -> Call:
+    if how is Detail.SHAPE:
+        return replace(call, shape=(5,))
+    if how is Detail.DTYPE:
+        return replace(call, dtype="float64")
+    return replace(call, operation=to, peer=None, shape=(4,), dtype="float32")
+
+
+@given(
+    cases(numbered=True),
+    st.sampled_from([Detail.SHAPE, Detail.DTYPE, Detail.OPERATION]),
+    st.sampled_from(["all_reduce", "all_gather_into_tensor", "all_to_all_single"]),
+    st.integers(0, 1000),
+)
+def test_a_rank_in_another_call(case: Case, how: Detail, to: str, seed: int) -> None:
+    call = case.instruction.call
+    assume(call.operation != "barrier" if how is not Detail.OPERATION else call.operation != to)
+    wrong = replace(case.instruction, call=changed(call, how, to))
+    run = Run(case.with_program([*case.program[: case.at], wrong, *case.program[case.at + 1 :]]))
+    verdict = verdict_of(run, seed=seed)
+    if not run.waiting():
+        assert verdict is None
+        return
+    members = case.instruction.group.ranks
+    assert verdict is not None
+    assert named(verdict) == (Kind.MISMATCH, (case.rank,) if len(members) > 2 else tuple(sorted(members)))
+    event(f"{how.value} told as {verdict.detail.value if verdict.detail else None}")
+    assert verdict.detail in (how, Detail.SKIPPED)
+
+
+@given(cases(numbered=True, least_group=3), st.integers(0, 1000))
+def test_a_rank_that_skips_one(case: Case, seed: int) -> None:
+    run = Run(case.with_program(case.program[: case.at] + case.program[case.at + 1 :]))
+    verdict = verdict_of(run, seed=seed)
+    event(f"skipped told as {verdict and (verdict.kind.value, verdict.detail and verdict.detail.value)}")
+    if not run.waiting():
+        assert verdict is None
+        return
+    assert verdict is not None
+    assert verdict.ranks == (case.rank,)
+
+
+@given(cases(numbered=True, least_group=3), st.integers(0, 1000))
+def test_a_rank_that_makes_one_more(case: Case, seed: int) -> None:
+    more = replace(case.instruction, call=Call("all_reduce", shape=(7,), dtype="float32"))
+    run = Run(case.with_program([*case.program[: case.at], more, *case.program[case.at :]]))
+    verdict = verdict_of(run, seed=seed)
+    event(f"extra told as {verdict and (verdict.kind.value, verdict.detail and verdict.detail.value)}")
+    assert named(verdict) == (Kind.MISMATCH, (case.rank,))
+
+
+@given(cases(numbered=True, least_group=3), st.integers(0, 1000))
+def test_a_rank_in_another_order(case: Case, seed: int) -> None:
+    assume(case.at + 1 < len(case.program))
+    one, other = case.program[case.at : case.at + 2]
+    assume(len(other.group.ranks) > 2)
+    run = Run(case.with_program([*case.program[: case.at], other, one, *case.program[case.at + 2 :]]))
+    verdict = verdict_of(run, seed=seed)
+    event(f"order told as {verdict and (verdict.kind.value, verdict.detail and verdict.detail.value)}")
+    if not run.waiting():
+        assert verdict is None
+        return
+    assert named(verdict) == (Kind.MISMATCH, (case.rank,))
