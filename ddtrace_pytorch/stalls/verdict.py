@@ -167,8 +167,10 @@ class _Case:
         oldest_first = sorted(self.places.values(), key=by_age)
         missed: dict[int, Place] = {}
         for place in oldest_first:
-            odd = self.oddity_of(place.spot)
-            for rank in place.lacks if odd is None else odd.odd:
+            for rank in odd.odd if (odd := self.oddity_of(place.spot)) is not None else ():
+                missed.setdefault(rank, place)
+        for place in oldest_first:
+            for rank in place.lacks:
                 missed.setdefault(rank, place)
         for place in oldest_first:
             for rank in place.waits:
@@ -176,7 +178,7 @@ class _Case:
         return missed
 
     def missed_in(self, rank: int) -> Place:
-        """Of the places that lack the rank, or else it is in, or else of all, the one that has waited longest."""
+        """Of the places that it spoilt, or else that lack it, or that it is in, the one that has waited longest."""
         return self._missed.get(rank) or max(self.places.values(), key=lambda place: place.age)
 
 

@@ -165,7 +165,10 @@ def _lacks(place: Place, roll: Mapping[int, RankState], faulty: frozenset[int]) 
     )
     root = call.peer if spot.key else None
     # Before the root has come nobody needs the others.
-    return frozenset({root}) if root is not None and root in lacks else lacks
+    if root is not None and root in lacks:
+        return frozenset({root})
+    # One that left early may have died with what the others wait for.
+    return lacks or faulty.intersection(ranks)
 
 
 def _came(state: RankState | None, spot: Spot) -> bool:
