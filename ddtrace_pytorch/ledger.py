@@ -67,6 +67,7 @@ class Group:
         "scattered",
         "size",
         "sizes",
+        "timeout",
     )  # fmt: skip
 
     def __init__(self, name: str, label: str, backend: str, ranks: tuple[int, ...], rank: int) -> None:
@@ -77,6 +78,8 @@ class Group:
         self.rank = rank
         self.size = len(ranks)
         self.crosses_nodes: bool | None = None
+        # After how many ns torch ends a collective itself.
+        self.timeout: int | None = None
         # Without those that raised. What torch refuses (wrong arguments) is heard by no other rank, and may be tried
         # again. One that fails on its way (a peer that is gone or late) was issued, so torch counts it, on this rank
         # and perhaps not on others; but nothing can be told of the group after that, because everything on it fails.

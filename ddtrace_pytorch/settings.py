@@ -225,6 +225,14 @@ TABLE: tuple[Setting, ...] = (
         "2.14 on), or `auto`, the best there is.",
     ),
     Setting(
+        "DD_PYTORCH_STALL_SECONDS",
+        "stall_seconds",
+        _number(0.0, 86400.0),
+        "10",
+        "A collective that takes longer than this, and than eight times its operation's p99, stalls: all ranks are "
+        "asked where they are, and one says who is waited for; 0: never.",
+    ),
+    Setting(
         "DD_PYTORCH_NVTX",
         "nvtx",
         _where,
@@ -299,6 +307,7 @@ class Settings:
     summary_seconds: float
     slow_ms: float
     instrument: str
+    stall_seconds: float
     nvtx: str | None
     print_calls: str | None
     tracing: str | None

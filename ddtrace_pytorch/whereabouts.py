@@ -1,52 +1,273 @@
-"""Where this rank is right now: on each process group, and in its code. Read once a beat, from another thread."""
+"""Where this rank is right now: on each process group, and in its code. Looked at from threads that don't train."""
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterable
+import time
+from collections.abc import Iterator, Mapping
+from types import FrameType
+from typing import Any, NamedTuple
 
 from ddtrace_pytorch.clock import Clock
 from ddtrace_pytorch.collectives.composites import Composite
 from ddtrace_pytorch.collectives.in_flight import Slot
-from ddtrace_pytorch.ledger import Group, Ledger
-from ddtrace_pytorch.stalls.roll import Call, GroupState
+from ddtrace_pytorch.collectives.observer import Collectives
+from ddtrace_pytorch.collectives.surface import BY_NAME, BY_NATIVE_NAME, OPERATIONS
+from ddtrace_pytorch.histogram import percentile
+from ddtrace_pytorch.ledger import RECENT, Cell, Group
+from ddtrace_pytorch.stalls import doing
+from ddtrace_pytorch.stalls.roll import Call, GroupState, Raised, RankState
+from ddtrace_pytorch.stalls.watch import SECOND, Pending, limit
 
-FRAMES = 20
+# A call that has taken less is not looked at closer.
+CLOSER_NS = SECOND // 4
+# Of computing between two beats: the main thread moves.
+MOVES_NS = SECOND // 5
+# How much of a traceback's last line is kept.
+ERROR_LENGTH = 300
+
+_FUNCTIONS = {operation.function for operation in OPERATIONS}
 
 
-def on_groups(ledger: Ledger, slots: Iterable[Slot], clock: Clock) -> dict[str, GroupState]:
-    """Its place on each group, by torch's name: `slots` are those of the threads that are in a collective."""
-    current: dict[Group, Call] = {}
-    for slot in slots:
-        call, started = slot.call, slot.started
-        cell = call.cell if isinstance(call, Composite) else call
-        if cell is not None:
-            here = cell.group
-            key = here.calls + 1 if cell.numbered else 0
-            current.setdefault(here, Call(cell.operation, key, since=clock.from_monotonic(started)))
-    return {here.name: _on_group(here, current.get(here)) for here in tuple(ledger.groups)}
+class InCall(NamedTuple):
+    """A collective that one of our threads is in or waits for, `since` then on the monotonic clock."""
+
+    cell: Cell
+    key: int
+    peer: int | None
+    since: int
+    thread: int
+    waits: bool
 
 
-def _on_group(here: Group, current: Call | None) -> GroupState:
-    calls = here.calls
-    return GroupState(
-        name=here.name,
-        label=here.label,
-        ranks=here.ranks,
-        backend=here.backend,
-        entered=max(calls, current.key if current is not None else 0),
-        completed=calls,
-        current=current,
-        recent=(),
+class Whereabouts:
+    """One session's."""
+
+    def __init__(self, rank: int, host: str, clock: Clock, collectives: Collectives | None, seconds: float) -> None:
+        """`seconds`: how long a collective may take."""
+        self.raised: Raised | None = None
+        self._rank = rank
+        self._host = host
+        self._clock = clock
+        self._collectives = collectives
+        self._seconds = seconds
+        self._main = threading.main_thread().ident or 0
+        self._computed = 0
+        self._was: tuple[str, str | None] = ("", None)
+
+    def state(self, gpu: str | None, pid: int) -> RankState:
+        """All of it; `moves` is since the last time."""
+        frames = _frames(sys._current_frames().get(self._main))
+        spelled = doing.spelled(frames)
+        does = doing.doing(frames)
+        return RankState(
+            rank=self._rank,
+            host=self._host,
+            gpu=gpu,
+            pid=pid,
+            as_of=self._clock.now(),
+            moves=self._moves(does, doing.own_frame(spelled)),
+            doing=does,
+            frames=spelled,
+            groups=self._groups(),
+            raised=self.raised,
+        )
+
+    def failed(self, cell: Cell, error: BaseException) -> None:
+        """A call of `cell` raised `error`, on this thread and just now."""
+        here = cell.group
+        key = here.calls + 1 + self._unseen(here) if cell.numbered else 0
+        arguments = _arguments(_in_traceback(error), cell.operation)
+        began = self._collectives.instrument.in_flight.slot().started if self._collectives is not None else 0
+        call = _call(cell.operation, key, arguments, here, since=self._clock.from_monotonic(began))
+        text = f"{type(error).__name__}: {_one_line(error)}"
+        self.raised = Raised(here.name, call, text, self._clock.now())
+
+    def pending(self, now: int) -> list[Pending]:
+        """What has not ended yet; `now` in ns on the monotonic clock."""
+        if self._collectives is None:
+            return []
+        found = []
+        for one in self._in_calls():
+            cell, here = one.cell, one.cell.group
+            p99 = round(percentile(cell.buckets, 0.99, 0)) if cell.count else 0
+            patience = limit(self._seconds, p99, here.timeout)
+            found.append(Pending(here.name, here.label, cell.operation, one.key, one.since, patience))
+        known = {one.group for one in found}
+        for here in tuple(self._collectives.ledger.groups):
+            call = self._recorded(here) if here.name not in known else None
+            if call is not None:
+                since = self._clock.monotonic(call.since)
+                patience = limit(self._seconds, 0, here.timeout)
+                found.append(Pending(here.name, here.label, call.operation, call.key, since, patience))
+        return found
+
+    def _groups(self) -> dict[str, GroupState]:
+        if self._collectives is None:
+            return {}
+        now = time.monotonic_ns()
+        current: dict[Group, Call] = {}
+        for one in self._in_calls():
+            here = one.cell.group
+            arguments: Mapping[str, Any] = {}
+            if now - one.since >= CLOSER_NS and not one.waits:
+                arguments = _arguments(sys._current_frames().get(one.thread), one.cell.operation)
+            since = self._clock.from_monotonic(one.since)
+            current.setdefault(here, _call(one.cell.operation, one.key, arguments, here, since, one.peer))
+        states = {}
+        for here in tuple(self._collectives.ledger.groups):
+            call = current.get(here) or self._recorded(here)
+            states[here.name] = self._on_group(here, call)
+        return states
+
+    def _on_group(self, here: Group, current: Call | None) -> GroupState:
+        calls, unseen = here.calls, self._unseen(here)
+        key = current.key if current is not None else 0
+        recent = () if unseen else _recent(here, calls)
+        if current is not None and key == calls + 1:
+            recent = (*recent, current)
+        return GroupState(
+            name=here.name,
+            label=here.label,
+            ranks=here.ranks,
+            backend=here.backend,
+            entered=max(calls + unseen, key),
+            completed=key - 1 if key else calls + unseen,
+            current=current,
+            recent=recent,
+        )
+
+    def _in_calls(self) -> Iterator[InCall]:
+        assert self._collectives is not None
+        for slot in self._collectives.instrument.in_flight.slots():
+            one = _in_call(slot)
+            if one is not None:
+                unseen = self._unseen(one.cell.group) if one.key else 0
+                yield one._replace(key=one.key + unseen)
+
+    def _unseen(self, here: Group) -> int:
+        """How many collectives of the group torch counts that are not among its calls."""
+        history = self._collectives.readings.of(here) if self._collectives is not None else None
+        return history.latest.unseen if history is not None and history.latest is not None else 0
+
+    def _recorded(self, here: Group) -> Call | None:
+        """What torch issued by itself and is under way, as far as that is known."""
+        assert self._collectives is not None
+        found = self._collectives.unfinished.of(here.name)
+        if found is None:
+            return None
+        entry, later = found
+        history = self._collectives.readings.of(here)
+        launched = history.latest.launched if history is not None and history.latest is not None else None
+        row = BY_NATIVE_NAME.get(entry.name)
+        return Call(
+            operation=row.name if row is not None else entry.name,
+            key=max(0, launched - later) if launched is not None else 0,
+            bytes=entry.input_bytes or 0,
+            shape=entry.shape,
+            dtype=entry.dtype,
+            since=entry.created,
+        )
+
+    def _moves(self, does: str, at: str | None) -> bool:
+        try:
+            computed = time.clock_gettime_ns(time.pthread_getcpuclockid(self._main))
+        except OSError:  # the thread is gone
+            return False
+        moves = computed - self._computed >= MOVES_NS or (does, at) != self._was
+        self._computed, self._was = computed, (does, at)
+        return moves
+
+
+def _in_call(slot: Slot) -> InCall | None:
+    call, awaited = slot.call, slot.waits
+    cell = call.cell if isinstance(call, Composite) else call
+    if cell is not None:
+        key = cell.group.calls + 1 if cell.numbered else 0
+        return InCall(cell, key, None, slot.started, slot.thread, False)
+    if awaited is not None:
+        return InCall(awaited.cell, awaited.key, awaited.peer, awaited.since, slot.thread, True)
+    return None
+
+
+def _recent(here: Group, calls: int) -> tuple[Call, ...]:
+    """The last ones that were counted; a thread that trains may be overwriting the oldest."""
+    found = []
+    for key in range(max(1, calls - RECENT + 1), calls + 1):
+        cell, size = here.recent[key % RECENT], here.sizes[key % RECENT]
+        if cell is not None and here.calls < key + RECENT:
+            found.append(Call(cell.operation, key, size))
+    return tuple(found)
+
+
+def _call(
+    operation: str,
+    key: int,
+    arguments: Mapping[str, Any],
+    here: Group,
+    since: int = 0,
+    peer: int | None = None,
+) -> Call:
+    """`arguments`: of torch's function, by name; none where they aren't known."""
+    tensor = _first_tensor(arguments)
+    row = BY_NAME.get(operation)
+    if row is not None and row.root is not None and arguments:
+        within = arguments.get(f"group_{row.root}")
+        peer = arguments.get(row.root)
+        if peer is None and within is not None:
+            peer = here.ranks[within]
+        if peer is None and not row.between_two:
+            peer = here.ranks[0]
+    return Call(
+        operation=operation,
+        key=key,
+        bytes=int(tensor.nbytes) if tensor is not None else 0,
+        shape=tuple(tensor.shape) if tensor is not None else None,
+        dtype=str(tensor.dtype).removeprefix("torch.") if tensor is not None else None,
+        peer=peer,
+        since=since,
     )
 
 
-def frames_of_main_thread() -> tuple[str, ...]:
-    """The innermost :data:`FRAMES`, each ``file:line function``."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    found: list[str] = []
-    while frame is not None and len(found) < FRAMES:
-        found.append(f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}")
+def _first_tensor(arguments: Mapping[str, Any]) -> Any:
+    for value in arguments.values():
+        first = value[0] if isinstance(value, (list, tuple)) and value else value
+        if hasattr(first, "nbytes") and hasattr(first, "dtype") and hasattr(first, "shape"):
+            return first
+    return None
+
+
+def _arguments(frame: FrameType | None, operation: str) -> Mapping[str, Any]:
+    """The arguments of torch's function for `operation`, where `frame` or one around it runs it."""
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name in _FUNCTIONS and code.co_filename.endswith("distributed_c10d.py"):
+            names = code.co_varnames[: code.co_argcount]
+            there = frame.f_locals
+            return {name: there[name] for name in names if name in there}
         frame = frame.f_back
-    return tuple(found)
+    return {}
+
+
+def _in_traceback(error: BaseException) -> FrameType | None:
+    """The innermost frame of the traceback."""
+    at, frame = error.__traceback__, None
+    while at is not None:
+        frame, at = at.tb_frame, at.tb_next
+    return frame
+
+
+def _one_line(error: BaseException) -> str:
+    try:
+        return next(iter(str(error).splitlines()), "")[:ERROR_LENGTH]
+    except Exception:  # the user's own text
+        return ""
+
+
+def _frames(frame: FrameType | None) -> list[doing.Frame]:
+    found = []
+    while frame is not None:
+        found.append((frame.f_code.co_filename, frame.f_code.co_name, frame.f_lineno or 0))
+        frame = frame.f_back
+    return found

@@ -42,6 +42,15 @@ _BYTES = {
 }  # fmt: skip
 
 
+# The types of numbers that have another name in torch's C++ than in Python.
+_RENAMED = {
+    "Byte": "uint8", "Char": "int8", "Short": "int16", "Int": "int32", "Long": "int64", "Half": "float16",
+    "Float": "float32", "Double": "float64", "ComplexHalf": "complex32", "ComplexFloat": "complex64",
+    "ComplexDouble": "complex128",
+}  # fmt: skip
+_TORCH_NAMES = {name: _RENAMED.get(name, name.lower()) for name in _BYTES}
+
+
 def buffer_for(release: tuple[int, int], environ: Mapping[str, str]) -> dict[str, str]:
     """The variables to set before the first process group so that the recorder has a buffer; none where it has one, or
     where the user said how long it is to be. Later than that torch doesn't look."""
@@ -60,7 +69,8 @@ class Status(NamedTuple):
 
 class Entry(NamedTuple):
     """One operation on one group. `number` is torch's count on the group at that moment, `record` the recorder's over
-    all groups; `input_bytes` is None where it can't be told; times in ns since the epoch, 0 where unknown."""
+    all groups, `recorded` its id of the group; `input_bytes` is None where it can't be told, `shape` and `dtype` are
+    those of the first input; `retired`: it has ended; times in ns since the epoch, 0 where unknown."""
 
     group: str
     backend: str
@@ -71,6 +81,10 @@ class Entry(NamedTuple):
     input_bytes: int | None
     created: int
     completed: int
+    recorded: int = -1
+    retired: bool = True
+    shape: tuple[int, ...] | None = None
+    dtype: str | None = None
 
 
 @dataclass(frozen=True)
@@ -186,6 +200,7 @@ def entry_of(said: Mapping[str, Any]) -> Entry:
         backend, name = "", backend
     # Gloo's own count leaves out what `_get_sequence_number_for_group` counts; NCCL's is the same.
     number = said["op_id"] if backend == "gloo" else said.get("collective_seq_id", said.get("seq_id", 0))
+    sizes, kinds = said.get("input_sizes") or ((),), said.get("input_dtypes") or (None,)
     return Entry(
         group=str(said["process_group"][0]),
         backend=backend,
@@ -196,6 +211,10 @@ def entry_of(said: Mapping[str, Any]) -> Entry:
         input_bytes=_bytes(said.get("input_sizes", ()), said.get("input_dtypes", ())),
         created=int(said.get("time_created_ns") or 0),
         completed=int(said.get("time_discovered_completed_ns") or 0),
+        recorded=int(said.get("pg_id", -1)),
+        retired=bool(said.get("retired", True)),
+        shape=tuple(sizes[0]) if said.get("input_sizes") else None,
+        dtype=_TORCH_NAMES.get(str(kinds[0])),
     )
 
 

@@ -35,6 +35,7 @@ class TorchGroups:
         )
         group.launched_before = 0 if process_group in self._born else launched(process_group)
         group.crosses_nodes = self.crosses_nodes(process_group)
+        group.timeout = _timeout(process_group)
         return group
 
     def born(self, process_group: Any) -> None:
@@ -81,6 +82,16 @@ class TorchGroups:
         if process_group is self._distributed.group.WORLD:
             return "world"
         return str(described if described not in ("", "undefined", "default_pg") else process_group.group_name)
+
+
+def _timeout(process_group: Any) -> int | None:
+    """After how many ns a collective on `process_group` is ended; None where that can't be told."""
+    try:
+        (device, *_) = process_group._device_types
+        seconds: float = process_group._get_backend(device).options._timeout.total_seconds()
+        return round(seconds * 1e9)
+    except (AttributeError, RuntimeError, ValueError):
+        return None
 
 
 def launched(process_group: Any) -> int | None:

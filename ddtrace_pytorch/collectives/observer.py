@@ -21,6 +21,7 @@ from ddtrace_pytorch.collectives.markers import markers
 from ddtrace_pytorch.collectives.outlet import Outlet
 from ddtrace_pytorch.collectives.readings import Readings
 from ddtrace_pytorch.collectives.summaries import Summaries
+from ddtrace_pytorch.collectives.unfinished import Unfinished
 from ddtrace_pytorch.exporter import Exporter
 from ddtrace_pytorch.identity.topology import Nodes
 from ddtrace_pytorch.ledger import Group, Ledger
@@ -53,11 +54,12 @@ class Collectives:
         placeholder = getattr(torch.distributed.distributed_c10d, "_IllegalWork", ())
         self._callbacks = Callbacks(self.instrument, clock, placeholder)
         self._outlet = Outlet(settings.service, clock, span, exporter)
-        self._readings = Readings(self.ledger, self._groups, self.instrument.in_flight)
+        self.readings = Readings(self.ledger, self._groups, self.instrument.in_flight)
         recorder = FlightRecorder(torch._C._distributed_c10d)
-        self._summaries = Summaries(self.ledger, self._readings, recorder, clock, self._outlet)
+        self.unfinished = Unfinished(recorder)
+        self._summaries = Summaries(self.ledger, self.readings, recorder, clock, self._outlet)
         # Torch's own counts are read while the groups are still there, and totals told.
-        self.look = self._readings.look
+        self.look = self.readings.look
         self.summarise = self._summaries.tell
 
     def open(self) -> None:

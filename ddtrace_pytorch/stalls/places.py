@@ -46,15 +46,21 @@ def name(rank: int) -> str:
     return f"rank-{rank:05d}"
 
 
+def rank_of(path: str) -> int:
+    """The rank whose file that is."""
+    return int(os.path.basename(path).partition(".")[0].removeprefix("rank-"))
+
+
 def locks(root: str) -> Iterator[str]:
     """The lock files of all states below `root`, which others may be clearing away."""
-    for job in _entries(root):
-        for incarnation in _entries(os.path.join(root, job)):
+    for job in entries(root):
+        for incarnation in entries(os.path.join(root, job)):
             where = os.path.join(root, job, incarnation)
-            yield from (os.path.join(where, file) for file in _entries(where) if file.endswith(LOCK))
+            yield from (os.path.join(where, file) for file in entries(where) if file.endswith(LOCK))
 
 
-def _entries(directory: str) -> list[str]:
+def entries(directory: str) -> list[str]:
+    """The names in a directory, in order; none if it can't be read."""
     try:
         return sorted(os.listdir(directory))
     except OSError:

@@ -1,0 +1,56 @@
+"""The ranks of one incarnation of a job that are on this host, as their state files tell."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from ddtrace_pytorch.stalls import last_words, places, state_file
+from ddtrace_pytorch.stalls.roll import Life, RankState
+from ddtrace_pytorch.stalls.state_file import LOCK, STATE
+
+# ns without a beat after which a rank that lives is silent. A loaded machine delays beats by a second or two.
+SILENT_NS = 4 * 10**9
+
+
+class Mates:
+    """Reads them, this rank's own among them: about 0.1 ms each."""
+
+    def __init__(self, roots: Sequence[str], job: str, incarnation: str, host: str) -> None:
+        self._folders = [places.folder(root, job, incarnation) for root in roots]
+        self._host = host
+        self._met: set[int] = set()
+
+    def meet(self) -> None:
+        """See who is there now. Whoever was met and has no file any more has ended."""
+        self._met |= {places.rank_of(lock) for lock in self._locks()}
+
+    def states(self) -> dict[int, RankState]:
+        """Each rank's state, as alive as it was found; of one that was never met there is none."""
+        there = {state.rank: state for lock in self._locks() if (state := read(lock)) is not None}
+        gone = {rank: RankState(rank, self._host, life=Life.ENDED) for rank in self._met - there.keys()}
+        self._met |= there.keys()
+        return gone | there
+
+    def _locks(self) -> Iterator[str]:
+        for folder in self._folders:
+            yield from (os.path.join(folder, file) for file in places.entries(folder) if file.endswith(LOCK))
+
+
+def read(lock: str) -> RankState | None:
+    """The state of the rank whose lock file that is, as of its last beat; None if there is none that can be read."""
+    # Before the state is read: a rank that dies in between has left one that is whole.
+    alive = state_file.is_alive(lock)
+    left = state_file.read(lock.removesuffix(LOCK) + STATE)
+    try:
+        words = last_words.decode(left) if left is not None else None
+    except ValueError:
+        words = None
+    if words is None or words.ended:
+        return words.state if words is not None else None
+    if not alive:
+        return replace(words.state, life=Life.DEAD)
+    silent = time.time_ns() - words.state.as_of > SILENT_NS
+    return replace(words.state, life=Life.SILENT if silent else Life.ALIVE)

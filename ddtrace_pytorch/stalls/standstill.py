@@ -1,0 +1,199 @@
+"""What happens when a rank stands still: it is noticed, the roll is called, and one rank says who is waited for."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from ddtrace_pytorch.border import log, safely, warn
+from ddtrace_pytorch.stalls import telling
+from ddtrace_pytorch.stalls.mates import Mates
+from ddtrace_pytorch.stalls.roll_call import Roll
+from ddtrace_pytorch.stalls.verdict import Verdict, judge
+from ddtrace_pytorch.stalls.watch import SECOND, Over, Pending, Stalled, Watch
+from ddtrace_pytorch.threads import leave_signals_to_others
+
+# Between a collective that raised and the question why: the others need a beat to have written where they are.
+AFTER_ERROR_SECONDS = 1.2
+# One rank of a host asks, and no other for so long.
+TURN_SECONDS = 4.0
+# Without a verdict it is tried again: states are up to two beats old.
+TRIES = 3
+BETWEEN_TRIES_SECONDS = 1.0
+# How often it is looked who else is on this host.
+MEET_SECONDS = 10.0
+
+
+class Outlet(Protocol):
+    """Where it is told: the run log, and spans below the rank span. Neither waits."""
+
+    def put(self, record: dict[str, Any]) -> None: ...
+
+    def verdict(self, verdict: Verdict) -> None: ...
+
+
+class Standstill:
+    """One rank's part in it, from :meth:`begin` to :meth:`leave`."""
+
+    def __init__(
+        self,
+        pending: Callable[[int], Sequence[Pending]],
+        look_closer: Callable[[], object],
+        outlet: Outlet,
+        now: Callable[[], int],
+        seconds: float,
+        world_size: int,
+    ) -> None:
+        """`pending`: what this rank is in, at a moment of the monotonic clock; `look_closer`: read what takes time and
+        then adds to that; `now`: ns since the epoch; `seconds`: how long a collective may take."""
+        self._pending = pending
+        self._look_closer = look_closer
+        self._outlet = outlet
+        self._now = now
+        self._seconds = seconds
+        self._world_size = world_size
+        self._watch = Watch()
+        self._mates: Mates | None = None
+        self._place = ""
+        self._call: Callable[[], Roll | None] | None = None
+        self._hosts: Mapping[int, str] = {}
+        self._store_host: str | None = None
+        self._met_at = 0.0
+        self._told: set[Pending] = set()
+        self._wanted = threading.Event()
+        self._closer = False
+        self._since: int | None = None
+        self._failed_at: float | None = None
+        self._leaving = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ddtrace_pytorch.standstill", daemon=True)
+
+    def begin(self, mates: Mates, place: str) -> None:
+        """The ranks of this host leave their states where `mates` reads them; `place` is what only they have in
+        common."""
+        self._mates = mates
+        self._place = place
+        self._thread.start()
+
+    def know(self, call: Callable[[], Roll | None], hosts: Mapping[int, str], store_host: str | None) -> None:
+        """How to ask all hosts, and which rank is on which, as far as known."""
+        self._call, self._hosts, self._store_host = call, hosts, store_host
+
+    def beat(self) -> None:
+        """Once a second, on the Pulse."""
+        if self._mates is None or not self._seconds:
+            return
+        if time.monotonic() - self._met_at >= MEET_SECONDS:
+            self._met_at = time.monotonic()
+            self._mates.meet()
+        now = time.monotonic_ns()
+        stalled, over = self._watch.look(self._pending(now), now)
+        for one in stalled:
+            self._note("stall", one.pending, waited_s=one.waited / SECOND, times=one.times)
+        for ended in over:
+            self._end(ended)
+        if stalled:
+            self._stalls(stalled)
+
+    def look_closer(self) -> None:
+        """Have what takes time looked at."""
+        self._closer = True
+        self._wanted.set()
+
+    def failed(self) -> None:
+        """A collective raised on this rank."""
+        if self._mates is not None and self._seconds and self._failed_at is None:
+            self._failed_at = time.monotonic()
+            self._wanted.set()
+
+    def leave(self, timeout: float) -> None:
+        """Be done; where a collective raised, say first who was the reason. At most `timeout` seconds."""
+        self._leaving.set()
+        self._wanted.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+
+    def _stalls(self, stalled: Sequence[Stalled]) -> None:
+        self._since = min(one.pending.since for one in stalled)
+        self._told |= {one.pending for one in stalled}
+        self._wanted.set()
+
+    def _end(self, over: Over) -> None:
+        self._told.discard(over.pending)
+        self._note("stall over", over.pending, took_s=over.took / SECOND)
+
+    def _note(self, name: str, pending: Pending, **facts: float) -> None:
+        said = {"op": pending.operation, "group": pending.label, "group_name": pending.group, "key": pending.key}
+        self._outlet.put({"type": "event", "ts": self._now(), "name": name, **said, **facts})
+
+    def _run(self) -> None:
+        leave_signals_to_others()
+        while not self._leaving.is_set() or self._failed_at is not None:
+            self._wanted.wait()
+            self._wanted.clear()
+            if self._closer:
+                self._closer = False
+                safely("look closer at what is under way")(self._look_closer)()
+            if self._failed_at is not None:
+                self._leaving.wait(max(0.0, self._failed_at + AFTER_ERROR_SECONDS - time.monotonic()))
+                self._ask()
+                self._failed_at = None
+            elif self._since is not None and not self._leaving.is_set():
+                self._since = None
+                self._ask()
+
+    @safely("find out who is waited for")
+    def _ask(self) -> None:
+        with _turn(self._place) as mine:
+            if not mine:
+                return
+            for _ in range(TRIES):
+                verdict = self._judge()
+                if verdict is not None:
+                    self._tell(verdict)
+                    break
+                if self._leaving.wait(BETWEEN_TRIES_SECONDS):
+                    break
+            self._leaving.wait(TURN_SECONDS)
+
+    def _judge(self) -> Verdict | None:
+        assert self._mates is not None
+        roll = self._call() if self._call is not None else Roll(self._mates.states())
+        if roll is None:
+            return None
+        expected = range(self._world_size)
+        if self._call is None and any(rank not in roll.states for rank in expected):
+            log.debug("it isn't known which ranks are on other hosts, so nobody is said to be the reason")
+            return None
+        return judge(
+            roll.states,
+            expected,
+            self._now(),
+            threshold=round(self._seconds * SECOND),
+            hosts=self._hosts,
+            store_host=self._store_host,
+        )
+
+    def _tell(self, verdict: Verdict) -> None:
+        self._outlet.verdict(verdict)
+        warn(telling.message(verdict))
+
+
+@contextlib.contextmanager
+def _turn(place: str) -> Iterator[bool]:
+    """Whether it is this process' turn to ask; while it is, it is no other's on this host.
+
+    An abstract Unix socket: it goes with the process, and leaves nothing behind.
+    """
+    name = "\0ddtrace-pytorch-" + hashlib.sha256(place.encode()).hexdigest()[:32]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as held:
+        try:
+            held.bind(name)
+        except OSError:
+            yield False
+        else:
+            yield True
