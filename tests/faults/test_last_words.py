@@ -214,7 +214,11 @@ def test_the_next_attempt_tells_of_the_one_before_by_itself_once_that_is_dead(ag
     host = Host("host-a", tmp_path)
     place = tmp_path / "state"
     env = environment(
-        agent.url, DD_PATCH_MODULES="pytorch:true", DD_PYTORCH_JOB_ID="night run", DD_PYTORCH_STATE_DIR=str(place)
+        agent.url,
+        DD_PATCH_MODULES="pytorch:true",
+        DD_PYTORCH_JOB_ID="night run",
+        DD_PYTORCH_STATE_DIR=str(place),
+        DD_PYTORCH_ROTATION_SECONDS="1",
     )
     script = host.script(TRAIN)
 
@@ -226,13 +230,14 @@ def test_the_next_attempt_tells_of_the_one_before_by_itself_once_that_is_dead(ag
         job.wait().ok()
 
     def ends() -> list[tuple[str, str]]:
-        return [(span["meta"]["pytorch.incarnation"], span["meta"]["pytorch.end_reason"]) for span in agent.ranks()]
+        told = [(span["meta"]["pytorch.incarnation"], span["meta"].get("pytorch.end_reason")) for span in agent.ranks()]
+        return [(incarnation, reason) for incarnation, reason in told if reason]
 
     try:
         first = attempt()
-        until(lambda: states(place), 10, "the first attempt keeps its state")
-        (words,) = states(place).values()
+        until(lambda: [w for w in states(place).values() if w.span.metrics["pytorch.piece"]], 10, "its span is rotated")
         os.kill(host.init_pid(first), signal.SIGSTOP)
+        (words,) = states(place).values()
 
         second = attempt()
         end(second)
@@ -249,7 +254,9 @@ def test_the_next_attempt_tells_of_the_one_before_by_itself_once_that_is_dead(ag
         (killed,) = [span for span in agent.ranks() if span["error"]]
         assert ids(killed) == (words.span.trace_id % 2**64, words.span.span_id)
         end(third)
-        assert len([span for span in agent.received("pytorch.rank") if not is_snapshot(span)]) == 3
+        assert len(ends()) == 3
+        final = [ids(span) for span in agent.received("pytorch.rank") if not is_snapshot(span)]
+        assert len(final) == len(set(final)), "no piece is told twice"
         assert states(place) == {}
     finally:
         host.end()

@@ -131,6 +131,8 @@ class Jobs:
     def start(self, command: Sequence[str], env: dict[str, str]) -> Job:
         directory = self.directory / f"job-{next(self._numbers)}"
         directory.mkdir()
+        # What the killed ranks of one test leave behind is not for another's to tell.
+        env = {"DD_PYTORCH_STATE_DIR": str(self.directory / "state"), **env}
         with open(directory / "stdout", "wb") as stdout, open(directory / "stderr", "wb") as stderr:
             process = subprocess.Popen(
                 list(command), env=env, cwd=directory, stdout=stdout, stderr=stderr, stdin=subprocess.DEVNULL,

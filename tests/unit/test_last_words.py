@@ -253,3 +253,12 @@ def test_after_its_end_a_keeper_begins_only_if_told_to_resume(tmp_path: Path) ->
     one.resume()
     assert list(tmp_path.rglob("*.state"))
     one.forget()
+
+
+def test_states_are_in_memory_or_else_in_the_temporary_directory_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    own = f"ddtrace-pytorch-state-{os.geteuid()}"
+    assert places.roots(None) == (f"/dev/shm/{own}", f"{tmp_path}/{own}")
+    assert places.roots("/scratch") == (f"/scratch/{own}",)

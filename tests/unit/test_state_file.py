@@ -133,22 +133,49 @@ def test_a_rank_lives_while_its_process_does_stopped_or_not(tmp_path: Path) -> N
         assert left.text == words
 
 
-def test_a_forked_child_does_not_keep_its_dead_parent_alive(tmp_path: Path) -> None:
+def test_a_forked_child_does_not_keep_its_dead_parent_alive_and_knows_that_it_is_dead(tmp_path: Path) -> None:
     lock = lock_in(tmp_path)
-    read, write = os.pipe()
+    wait, go = os.pipe()
+    hear, say = os.pipe()
 
     def rank_with_a_worker() -> None:
         keep(tmp_path)
         if not os.fork():
-            os.close(write)
-            os.read(read, 1)  # until the test is over
+            os.close(go)
+            os.read(wait, 1)  # until its parent is gone and the test has looked
+            os.write(say, b"alive" if is_alive(lock) else b"dead")
             os._exit(0)
 
     with process(rank_with_a_worker):
         assert is_alive(lock)
-    os.close(read)
     assert not is_alive(lock)
-    os.close(write)
+    os.close(go)
+    assert os.read(hear, 5) == b"dead"
+    for number in (wait, hear, say):
+        os.close(number)
+
+
+def test_a_lock_of_a_file_that_was_cleared_away_meanwhile_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, locked = lock_in(tmp_path), state_file._lock
+    cleared = []
+
+    def clear_then_lock(fd: int, length: int) -> bool:
+        if not cleared:
+            cleared.append(lock)
+            os.unlink(lock)
+        return locked(fd, length)
+
+    monkeypatch.setattr(state_file, "_lock", clear_then_lock)
+    one = StateFile(str(tmp_path), "rank-00003")
+    assert one.is_whole()
+    one.remove()
+    with process(lambda: keep(tmp_path)):
+        pass
+    cleared.clear()
+    with pytest.raises(Taken), claim(lock):
+        pass
 
 
 def test_one_that_looks_at_its_own_files_does_not_lose_its_lock_by_that(tmp_path: Path) -> None:
