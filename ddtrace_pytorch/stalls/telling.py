@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import groupby
 from typing import Any
 
 from ddtrace_pytorch.spans import Fact
@@ -47,7 +46,10 @@ def ranges(ranks: Iterable[int], limit: int = RANGES) -> str:
 
 def message(verdict: Verdict) -> str:
     """One line a person can act on: what waits, for whom, where that rank is, and who else waits."""
-    clauses = [_clause(verdict, list(alike)) for _, alike in groupby(verdict.culprits, key=_likeness)]
+    alike: dict[tuple[Any, ...], list[Culprit]] = {}
+    for one in verdict.culprits:
+        alike.setdefault(_likeness(one), []).append(one)
+    clauses = [_clause(verdict, several) for several in alike.values()]
     waiting = (
         [f"{_ranks(verdict.waiting)} {'waits' if len(verdict.waiting) == 1 else 'wait'}"] if verdict.waiting else []
     )
@@ -56,7 +58,7 @@ def message(verdict: Verdict) -> str:
 
 def _likeness(culprit: Culprit) -> tuple[Any, ...]:
     own = culprit.call if culprit.kind is Kind.MISMATCH else None
-    return culprit.kind, culprit.detail, culprit.where, own and _made(own, culprit.detail), culprit.error
+    return culprit.kind, culprit.detail, culprit.where, own and _made(own, culprit.detail), culprit.error, culprit.life
 
 
 def _clause(verdict: Verdict, alike: list[Culprit]) -> str:
@@ -88,7 +90,7 @@ def _fault(verdict: Verdict, one: Culprit, many: bool, here: str) -> str:
     if one.kind is Kind.FROZEN:
         return f"{is_} frozen: alive, but without a beat, stopped or held by the interpreter's lock"
     if one.kind is Kind.UNREACHABLE:
-        hosts = ranges_of_hosts(verdict, one)
+        hosts = _hosts(verdict, one)
         return (
             f"{is_} unreachable: nothing answers on {hosts}" if hosts else f"{is_} unreachable: nothing answers there"
         )
@@ -99,7 +101,7 @@ def _fault(verdict: Verdict, one: Culprit, many: bool, here: str) -> str:
     return _mismatch(verdict, one, is_, here)
 
 
-def ranges_of_hosts(verdict: Verdict, one: Culprit) -> str:
+def _hosts(verdict: Verdict, one: Culprit) -> str:
     """The hosts of the culprits of the same kind, as far as known."""
     return ", ".join(sorted({other.host for other in verdict.culprits if other.kind is one.kind and other.host}))
 
@@ -108,8 +110,7 @@ def _gone(one: Culprit, has: str, here: str) -> str:
     if one.error is not None:
         return f"{has} left {here} by {one.error}"
     why = f" ({one.state.end_reason})" if one.state is not None and one.state.end_reason else ""
-    ended = one.state is not None and one.state.life is Life.ENDED
-    return f"{has} ended{why}" if ended else f"{has} died{why}"
+    return f"{has} {'ended' if one.life is Life.ENDED else 'died'}{why}"
 
 
 def _mismatch(verdict: Verdict, one: Culprit, is_: str, here: str) -> str:
@@ -161,7 +162,7 @@ def _place(verdict: Verdict, culprit: Culprit, named: bool) -> str:
 
 def _call(where: Where) -> str:
     if where.between_two:
-        rank, peer = (*where.ranks, *where.ranks)[:2]
+        rank, peer = where.ranks
         return f"{where.operation} between ranks {rank} and {peer} of group `{where.label}`"
     number = f" #{where.key}" if where.key else ""
     return f"{where.operation}{number} of group `{where.label}`"

@@ -45,7 +45,7 @@ class Where:
 
     @property
     def between_two(self) -> bool:
-        return "send" in self.operation or "recv" in self.operation
+        return len(self.ranks) == 2 and ("send" in self.operation or "recv" in self.operation)
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,10 @@ class Culprit:
     @property
     def doing(self) -> str | None:
         return self.state.doing if self.state is not None else None
+
+    @property
+    def life(self) -> Life | None:
+        return self.state.life if self.state is not None else None
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from harness.schedule import SECOND, Instruction, Program, Run, Template, groups_of, programs
+from harness.schedule import SECOND, Instruction, Program, Run, Template, groups_of, programs, relabelled
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
 from ddtrace_pytorch.stalls.mismatch import Detail
-from ddtrace_pytorch.stalls.roll import Call, Life, RankState
+from ddtrace_pytorch.stalls.roll import Call, Life, Raised, RankState
 from ddtrace_pytorch.stalls.verdict import Kind, Verdict, judge
 
 FOR_ALL = "all_reduce all_gather_into_tensor barrier".split()
@@ -252,3 +252,99 @@ def test_without_majorities_nobody_innocent_is_named_alone(
     event(f"{fault.__name__} told as {verdict.kind.value}, {len(verdict.ranks)} named")
     if verdict.kind is not Kind.GONE:
         assert case.rank in verdict.ranks
+
+
+@patient
+@given(cases(), st.floats(0, 1), st.integers(0, 1000))
+def test_healthy_ranks_are_never_an_error(case: Case, moment: float, seed: int) -> None:
+    """At any moment, of any lag, however long ranks compute: one that is waited for is late, moves, and waits not."""
+    slow = {
+        rank: [
+            replace(one, after=one.after * random.Random(f"{seed} {rank} {at}").choice([1, 1, 1, 200]))
+            for at, one in enumerate(program)
+        ]
+        for rank, program in case.programs.items()
+    }
+    run = Run(slow, latency=0.5)
+    now = run.last * moment
+    verdict = judge(run.roll(now, lags(seed)), run.programs, int(now * SECOND))
+    event("waiting" if verdict else "quiet")
+    if verdict is not None:
+        assert (verdict.kind, verdict.is_error) == (Kind.ABSENT, False)
+        assert not {culprit.rank for culprit in verdict.culprits if culprit.doing == "collective"} & set(
+            verdict.waiting
+        )
+
+
+@patient
+@given(cases())
+def test_a_finished_job_is_quiet(case: Case) -> None:
+    run = Run(case.programs)
+    assert all(run.finished(rank) for rank in run.programs)
+    assert verdict_of(run) is None
+
+
+@patient
+@given(cases(numbered=True), st.sampled_from([without, with_one_more, swapped]), st.randoms(use_true_random=False))
+def test_other_numbers_for_the_ranks_give_the_same_verdict(
+    case: Case, fault: Callable[[Case], Program], chance: random.Random
+) -> None:
+    run = Run(case.with_program(fault(case)))
+    now = int((run.last + HELD) * SECOND)
+    roll = run.roll(run.last + HELD)
+    numbers = list(run.programs)
+    chance.shuffle(numbers)
+    new = dict(enumerate(numbers))
+    one, other = judge(roll, roll, now), judge(relabelled(roll, new), roll, now)
+    if one is None or other is None:
+        assert one is other
+        return
+    assert other.ranks == tuple(sorted(new[rank] for rank in one.ranks))
+    assert other.waiting == tuple(sorted(new[rank] for rank in one.waiting))
+    assert {(new[one.rank], one.kind, one.detail, one.where.group, one.where.key) for one in one.culprits} == {
+        (one.rank, one.kind, one.detail, one.where.group, one.where.key) for one in other.culprits
+    }
+
+
+ECHO = "RuntimeError: Connection closed by peer [127.0.0.1]:4711"
+
+
+def broken(state: RankState, life: Life) -> RankState:
+    """The same rank, after its collective raised."""
+    group = next(group for group in state.groups.values() if group.current is not None)
+    assert group.current is not None
+    return replace(
+        state,
+        life=life,
+        groups={**state.groups, group.name: replace(group, current=None)},
+        raised=Raised(group.name, group.current, ECHO, state.as_of),
+    )
+
+
+@patient
+@given(cases(), st.sampled_from([Life.ALIVE, Life.DEAD, Life.ENDED]), st.randoms(use_true_random=False))
+def test_whom_a_dead_rank_takes_along_is_innocent(case: Case, life: Life, chance: random.Random) -> None:
+    stop = Run(case.programs).made[case.rank][case.at].entered
+    run = Run(case.programs, stops={case.rank: stop})
+    others = sorted(run.waiting() - {case.rank})
+    assume(others)
+    roll = run.roll(run.last + HELD)
+    hurt = chance.sample(others, chance.randint(1, len(others)))
+    roll |= {rank: broken(roll[rank], life) for rank in hurt}
+    roll[case.rank] = replace(roll[case.rank], life=Life.DEAD)
+    verdict = judge(roll, roll, int((run.last + HELD) * SECOND))
+    assert named(verdict) == (Kind.GONE, (case.rank,))
+
+
+@patient
+@given(cases(numbered=True), st.sampled_from([Life.ALIVE, Life.DEAD]), st.randoms(use_true_random=False))
+def test_a_wrong_type_is_found_after_everybody_raised(case: Case, life: Life, chance: random.Random) -> None:
+    assume(case.instruction.call.operation != "barrier" and len(case.instruction.group.ranks) > 2)
+    wrong = replace(case.instruction, call=replace(case.instruction.call, dtype="float64"))
+    run = Run(case.with_program([*case.program[: case.at], wrong, *case.program[case.at + 1 :]]))
+    waiting = sorted(run.waiting())
+    assume(waiting)
+    roll = run.roll(run.last + HELD)
+    roll |= {rank: broken(roll[rank], life) for rank in chance.sample(waiting, chance.randint(1, len(waiting)))}
+    verdict = judge(roll, roll, int((run.last + HELD) * SECOND))
+    assert named(verdict) == (Kind.MISMATCH, (case.rank,))

@@ -1,0 +1,398 @@
+"""The verdict kind by kind, and its words."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from harness.schedule import SECOND, Group, Run, Template, groups_of, programs
+
+from ddtrace_pytorch.stalls.mismatch import Detail
+from ddtrace_pytorch.stalls.roll import Call, GroupState, Life, Raised, RankState
+from ddtrace_pytorch.stalls.telling import facts, message, ranges, record
+from ddtrace_pytorch.stalls.verdict import Kind, Verdict, judge
+
+NOW = 1_000 * SECOND
+WORLD = Group("0", "dp", tuple(range(4)))
+LOADING = ("/job/train.py:88 load_batch", "/v/lib/python3.11/site-packages/torch/utils/data/dataloader.py:732 __next__")
+
+
+def call(key: int, operation: str = "all_reduce", age: float = 12.0, **more: object) -> Call:
+    return Call(operation, key=key, since=NOW - int(age * SECOND), **{"shape": (4,), "dtype": "float32", **more})  # type: ignore[arg-type]
+
+
+def here(
+    group: Group, entered: int, current: Call | None = None, recent: Iterable[Call] = (), completed: int | None = None
+) -> GroupState:
+    done = entered - (current is not None) if completed is None else completed
+    ring = (*recent, *([current] if current is not None else []))
+    return GroupState(group.name, group.label, group.ranks, "gloo", entered, done, current, ring)
+
+
+def rank_in(rank: int, *groups: GroupState, **more: object) -> RankState:
+    waits = any(group.current for group in groups)
+    known = {"doing": "collective" if waits else "user", "as_of": NOW, "host": "host-a", "moves": False, **more}
+    return RankState(rank, groups={group.name: group for group in groups}, **known)  # type: ignore[arg-type]
+
+
+def waits(rank: int, key: int = 5, **more: object) -> RankState:
+    return rank_in(rank, here(WORLD, key, call(key, **more)))  # type: ignore[arg-type]
+
+
+def behind(rank: int, **more: object) -> RankState:
+    return rank_in(rank, here(WORLD, 4), **more)
+
+
+def judged(*states: RankState, world: int = 4, **more: object) -> Verdict | None:
+    return judge({state.rank: state for state in states}, range(world), NOW, **more)  # type: ignore[arg-type]
+
+
+def verdict_of(*states: RankState, world: int = 4, **more: object) -> Verdict:
+    verdict = judged(*states, world=world, **more)
+    assert verdict is not None
+    return verdict
+
+
+def loading(moves: bool = True) -> RankState:
+    return behind(
+        3, host="host-b", gpu="GPU-3", doing="data", step=517, frames=LOADING, moves=moves, as_of=NOW - 4 * 10**8
+    )
+
+
+LEFT = replace(waits(3), groups={"0": here(WORLD, 5, completed=4)}, doing="user")
+
+KINDS = {
+    "absent": (loading(), Kind.ABSENT, None),
+    "dead": (behind(3, life=Life.DEAD), Kind.GONE, None),
+    "dead in the call": (replace(waits(3), life=Life.DEAD), Kind.GONE, None),
+    "ended": (behind(3, life=Life.ENDED), Kind.GONE, None),
+    "left by its own exception": (replace(LEFT, raised=Raised("0", call(5), "ValueError: no")), Kind.GONE, None),
+    "frozen": (behind(3, life=Life.SILENT), Kind.FROZEN, None),
+    "frozen in the call": (replace(waits(3), life=Life.SILENT), Kind.FROZEN, None),
+    "unreachable": (RankState(3, host="host-b", life=Life.UNREACHABLE), Kind.UNREACHABLE, None),
+    "another operation": (waits(3, operation="broadcast"), Kind.MISMATCH, Detail.OPERATION),
+    "another shape": (waits(3, shape=(8,)), Kind.MISMATCH, Detail.SHAPE),
+    "another type": (waits(3, dtype="int64"), Kind.MISMATCH, Detail.DTYPE),
+    "dead of another type": (replace(waits(3, dtype="int64"), life=Life.DEAD), Kind.MISMATCH, Detail.DTYPE),
+}
+
+
+@pytest.mark.parametrize(("state", "kind", "detail"), KINDS.values(), ids=KINDS)
+def test_one_rank(state: RankState, kind: Kind, detail: Detail | None) -> None:
+    verdict = verdict_of(waits(0), waits(1), waits(2), state)
+    assert (verdict.ranks, verdict.kind, verdict.detail) == ((3,), kind, detail)
+    assert verdict.waiting == (0, 1, 2)
+    assert (verdict.where.group, verdict.where.operation, verdict.where.key) == ("0", "all_reduce", 5)
+    assert verdict.waited == 12 * SECOND
+    assert verdict.is_error is not (state.doing == "data")
+
+
+def test_a_missing_rank_is_unreachable() -> None:
+    verdict = verdict_of(waits(0), waits(1), waits(2), hosts={3: "host-b"})
+    assert (verdict.ranks, verdict.kind, verdict.culprits[0].host) == ((3,), Kind.UNREACHABLE, "host-b")
+
+
+def test_all_came_and_nothing_ends() -> None:
+    verdict = verdict_of(*map(waits, range(4)))
+    assert (verdict.kind, verdict.ranks, verdict.is_error) == (Kind.STUCK, (0, 1, 2, 3), True)
+
+
+def test_the_late_one_has_just_come() -> None:
+    assert judged(waits(0), waits(1), waits(2), waits(3, age=1.0)) is None
+
+
+def test_it_is_ending() -> None:
+    """What is read of some is a beat older than what is read of the others."""
+    assert judged(waits(0), waits(1), waits(2), rank_in(3, here(WORLD, 5))) is None
+
+
+@pytest.mark.parametrize("age", [0.0, 3.0, 7.9])
+def test_a_young_call_is_no_stall(age: float) -> None:
+    assert judged(waits(0, age=age), waits(1, age=age), behind(2), behind(3)) is None
+
+
+def test_shorter_thresholds() -> None:
+    assert verdict_of(waits(0, age=2.0), waits(1), waits(2), behind(3), threshold=2 * SECOND).ranks == (3,)
+
+
+def test_a_shape_that_is_only_arranged_otherwise_is_none() -> None:
+    verdict = verdict_of(waits(0), waits(1), waits(2, shape=(2, 2)), behind(3))
+    assert (verdict.kind, verdict.ranks) == (Kind.ABSENT, (3,))
+
+
+def test_two_against_two_names_all() -> None:
+    verdict = verdict_of(waits(0), waits(1), waits(2, dtype="int64"), waits(3, dtype="int64"))
+    assert (verdict.kind, verdict.detail, verdict.ranks, verdict.usual) == (
+        Kind.MISMATCH,
+        Detail.DTYPE,
+        (0, 1, 2, 3),
+        None,
+    )
+
+
+def ring(operations: str, first: int = 1) -> list[Call]:
+    names = {"a": "all_reduce", "b": "broadcast", "g": "all_gather_into_tensor"}
+    return [call(first + at, names[one]) for at, one in enumerate(operations)]
+
+
+def after(rank: int, operations: str, waiting: bool = True) -> RankState:
+    calls = ring(operations)
+    return rank_in(rank, here(WORLD, len(calls), calls[-1] if waiting else None, calls[:-1] if waiting else calls))
+
+
+@pytest.mark.parametrize(
+    ("usual", "odd", "detail"),
+    [
+        ("abgabg", "abgag", Detail.SKIPPED),  # where the others go on to
+        ("abgab", "abgag", Detail.SKIPPED),  # what the others did next in the step before
+        ("abgab", "abgaab", Detail.EXTRA),
+        ("aab", "aag", Detail.OPERATION),
+    ],
+)
+def test_rings(usual: str, odd: str, detail: Detail) -> None:
+    verdict = verdict_of(*(after(rank, usual) for rank in range(3)), after(3, odd))
+    assert (verdict.kind, verdict.detail, verdict.ranks) == (Kind.MISMATCH, detail, (3,))
+
+
+def test_a_long_gone_difference_is_no_reason() -> None:
+    """A shape that differed in a call that ended well has nothing to do with the rank that is late now."""
+    calls = [call(1), call(2), call(3), call(4)]
+    other = [call(1), call(2, shape=(8,)), call(3), call(4)]
+    states = [rank_in(rank, here(WORLD, 5, call(5), other if rank == 1 else calls)) for rank in range(3)]
+    verdict = verdict_of(*states, rank_in(3, here(WORLD, 4, recent=calls)))
+    assert (verdict.kind, verdict.ranks) == (Kind.ABSENT, (3,))
+
+
+TP, DP = Group("1", "tp", (0, 1)), Group("2", "dp", (1, 3))
+
+
+def test_a_chain_over_groups() -> None:
+    """0 waits for 1 in tp, which waits for 3 in dp, which loads data."""
+    chain = rank_in(0, here(TP, 7, call(7))), rank_in(1, here(TP, 6), here(DP, 9, call(9)))
+    verdict = verdict_of(*chain, rank_in(3, here(DP, 8), doing="data"), rank_in(2))
+    assert (verdict.kind, verdict.ranks, verdict.waiting) == (Kind.ABSENT, (3,), (0, 1))
+    assert (verdict.where.label, verdict.where.key) == ("dp", 9)
+
+
+def test_each_in_another_group() -> None:
+    """Both called what the other hasn't come to, and nobody can say who was to go first."""
+    one, other = rank_in(1, here(TP, 6), here(DP, 9, call(9))), rank_in(3, here(DP, 8), here(TP, 7, call(7)))
+    pair = replace(TP, ranks=(1, 3))
+    verdict = verdict_of(one, replace(other, groups={**other.groups, "1": here(pair, 7, call(7))}))
+    assert (verdict.kind, verdict.detail, verdict.ranks) == (Kind.MISMATCH, Detail.ORDER, (1, 3))
+
+
+def test_who_only_issued_a_call_and_loads_data_is_not_held_by_it() -> None:
+    """On a GPU a call is in flight long after its caller went on."""
+    pair = Group("1", "tp", (1, 3))
+    one = rank_in(1, here(pair, 6), here(DP, 9, call(9)))
+    other = rank_in(3, here(pair, 7, call(7)), here(DP, 8), doing="data")
+    verdict = verdict_of(one, other)
+    assert (verdict.kind, verdict.ranks) == (Kind.ABSENT, (3,))
+
+
+def test_two_independent_reasons() -> None:
+    left, right = Group("1", "tp", (0, 1)), Group("2", "tp", (2, 3))
+    verdict = verdict_of(
+        rank_in(0, here(left, 7, call(7))),
+        rank_in(1, here(left, 6)),
+        rank_in(2, here(right, 7, call(7))),
+        rank_in(3, here(right, 6), life=Life.DEAD),
+    )
+    assert [(one.rank, one.kind) for one in verdict.culprits] == [(3, Kind.GONE), (1, Kind.ABSENT)]
+    assert verdict.kind is Kind.GONE
+
+
+def test_a_root_that_went_on_is_not_waited_for() -> None:
+    """Rank 0 broadcast and went on; 1 is still in it, and 2, through which the data comes, never came."""
+    root = rank_in(0, here(WORLD, 5, recent=[call(5, "broadcast", peer=0)]))
+    verdict = verdict_of(
+        root, waits(1, operation="broadcast", peer=0), behind(2), waits(3, operation="broadcast", peer=0)
+    )
+    assert (verdict.kind, verdict.ranks) == (Kind.ABSENT, (2,))
+
+
+def test_of_a_root_that_has_not_come_nobody_else_is_needed() -> None:
+    verdict = verdict_of(behind(0), waits(1, operation="broadcast", peer=0), behind(2), behind(3))
+    assert (verdict.kind, verdict.ranks) == (Kind.ABSENT, (0,))
+
+
+def transfer(operation: str, peer: int) -> Call:
+    return Call(operation, peer=peer, since=NOW - 12 * SECOND)
+
+
+PIPE = Group("3", "pp", (0, 1, 2, 3))
+
+
+def stage(rank: int, operation: str | None = None, peer: int = 0, **more: object) -> RankState:
+    return rank_in(rank, here(PIPE, 0, transfer(operation, peer) if operation else None, completed=0), **more)
+
+
+def test_a_pipeline_waits_for_its_head() -> None:
+    verdict = verdict_of(stage(0, moves=True), *(stage(rank, "recv", rank - 1) for rank in (1, 2, 3)))
+    assert (verdict.kind, verdict.ranks, verdict.is_error) == (Kind.ABSENT, (0,), False)
+    assert verdict.waiting == (1, 2, 3)
+    assert (verdict.where.operation, verdict.where.ranks) == ("recv", (1, 0))
+
+
+def test_both_ends_are_there() -> None:
+    verdict = verdict_of(stage(0, "send", 1), stage(1, "irecv", 0))
+    assert (verdict.kind, verdict.ranks) == (Kind.STUCK, (0, 1))
+
+
+def test_both_receive() -> None:
+    verdict = verdict_of(stage(0, "recv", 1), stage(1, "recv", 0))
+    assert (verdict.kind, verdict.detail, verdict.ranks) == (Kind.MISMATCH, Detail.ORDER, (0, 1))
+
+
+def test_a_barrier_without_a_number() -> None:
+    inside = [rank_in(rank, here(WORLD, 4, call(0, "monitored_barrier"), completed=4)) for rank in range(3)]
+    assert verdict_of(*inside, behind(3)).ranks == (3,)
+
+
+def test_a_group_that_a_rank_has_not_made_yet() -> None:
+    assert verdict_of(waits(0), waits(1), waits(2), rank_in(3)).ranks == (3,)
+
+
+def test_late_and_in_a_call_that_has_just_begun_is_moving() -> None:
+    fresh = rank_in(3, here(DP, 9, call(9, age=0.3)), here(WORLD, 4))
+    verdict = verdict_of(waits(0), waits(1), waits(2), fresh)
+    assert (verdict.kind, verdict.ranks, verdict.is_error) == (Kind.ABSENT, (3,), False)
+
+
+@pytest.mark.parametrize("states", [[], [behind(rank, moves=False) for rank in range(4)]])
+def test_nobody_waits(states: list[RankState]) -> None:
+    assert judged(*states) is None
+
+
+def test_the_silent_store_silences_everybody() -> None:
+    """Host b has the store: ranks of host c can't be heard, whether they are well or not."""
+    hosts = {1: "host-b", 2: "host-c", 3: "host-c"}
+    verdict = verdict_of(waits(0), hosts=hosts, store_host="host-b")
+    assert (verdict.kind, verdict.ranks, verdict.store_host) == (Kind.UNREACHABLE, (1,), "host-b")
+    assert verdict_of(waits(0), hosts=hosts, store_host="host-a").ranks == (1, 2, 3)
+
+
+ECHO = "RuntimeError: [gloo] Connection closed by peer"
+
+
+def aborted(rank: int, error: str = ECHO, life: Life = Life.DEAD, **more: object) -> RankState:
+    return rank_in(rank, here(WORLD, 5, completed=4), raised=Raised("0", call(5, **more), error, NOW), life=life)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("culprit", "kind"),
+    [
+        (behind(3, life=Life.DEAD), Kind.GONE),
+        (behind(3), Kind.ABSENT),
+        (aborted(3, "OutOfMemoryError: no"), Kind.GONE),
+        (aborted(3, dtype="int64"), Kind.MISMATCH),
+    ],
+)
+def test_after_everybody_raised(culprit: RankState, kind: Kind) -> None:
+    verdict = verdict_of(aborted(0), aborted(1), aborted(2, life=Life.ENDED), culprit)
+    assert (verdict.kind, verdict.ranks) == (kind, (3,))
+
+
+def test_after_a_time_out_on_all() -> None:
+    assert verdict_of(*(aborted(rank, "RuntimeError: Timed out") for rank in range(4))).kind is Kind.STUCK
+
+
+def test_after_a_watchdog_ended_those_who_waited() -> None:
+    dead = [replace(waits(rank), life=Life.DEAD) for rank in range(3)]
+    verdict = verdict_of(*dead, loading())
+    assert (verdict.kind, verdict.ranks, verdict.waiting) == (Kind.ABSENT, (3,), (0, 1, 2))
+
+
+def test_an_exception_that_was_dealt_with() -> None:
+    old = rank_in(0, here(WORLD, 5), raised=Raised("0", call(5), "ValueError: no", NOW - 90 * SECOND))
+    newer = rank_in(1, here(WORLD, 6), raised=Raised("0", call(5), "ValueError: no", NOW))
+    assert judged(old, newer, behind(2), behind(3)) is None
+
+
+TOLD = {
+    "absent": "rank 3 (host-b, GPU-3) has not entered it; it is at train.py:88 load_batch, step 517, data loading, "
+    "last beat 0.4 s ago",
+    "dead": "rank 3 (host-a) died; it: last beat 0.0 s ago",
+    "ended": "rank 3 (host-a) ended; it: last beat 0.0 s ago",
+    "unreachable": "rank 3 (host-b) is unreachable: nothing answers on host-b",
+    "left by its own exception": "rank 3 (host-a) left it by ValueError: no; it: last beat 0.0 s ago",
+    "another operation": "rank 3 (host-a) is in broadcast #5 of shape [4] float32, the others in all_reduce #5 of "
+    "shape [4] float32; it is in a collective, last beat 0.0 s ago",
+}
+
+
+@pytest.mark.parametrize("which", TOLD)
+def test_in_words(which: str) -> None:
+    verdict = verdict_of(waits(0), waits(1), waits(2), KINDS[which][0])
+    assert message(verdict) == f"all_reduce #5 of group `dp` has waited 12 s: {TOLD[which]}; ranks 0-2 wait"
+
+
+def test_many_in_words() -> None:
+    verdict = verdict_of(waits(0), behind(1), behind(2, step=7), behind(3))
+    assert message(verdict) == (
+        "all_reduce #5 of group `dp` has waited 12 s: ranks 1-3 have not entered it; rank 1: last beat 0.0 s ago; "
+        "rank 2 is step 7, last beat 0.0 s ago; rank 3: last beat 0.0 s ago; rank 0 waits"
+    )
+
+
+def test_transfers_and_circles_in_words() -> None:
+    assert message(verdict_of(stage(0, "recv", 1), stage(1, as_of=0))) == (
+        "recv between ranks 0 and 1 of group `pp` has waited 12 s: rank 1 (host-a) has not entered it; rank 0 waits"
+    )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [([], ""), ([3], "3"), ([0, 1, 2, 4, 5, 9], "0-2,4-5,9"), (range(0, 40, 2), "0,2,4,6,8,10,12,14 and 12 more")],
+)
+def test_ranges(ranks: Iterable[int], text: str) -> None:
+    assert ranges(ranks) == text
+
+
+@pytest.mark.parametrize("which", KINDS)
+def test_as_facts(which: str) -> None:
+    verdict = verdict_of(waits(0), waits(1), waits(2), KINDS[which][0])
+    told = facts(verdict)
+    assert all(isinstance(value, str | int | float) and value != "" for value in told.values())
+    assert (told["stall.kind"], told["stall.ranks"], told["stall.key"]) == (verdict.kind.value, "3", 5)
+    written = json.loads(json.dumps(record(verdict)))
+    assert written["culprits"][0]["rank"] == 3
+    assert written["ranks"] == [3]
+
+
+def test_the_facts_of_the_culprit() -> None:
+    told = facts(verdict_of(waits(0), waits(1), waits(2), loading()))
+    assert {
+        name: told[name] for name in ("stall.doing", "stall.moves", "stall.at", "stall.step", "stall.waited_s")
+    } == {
+        "stall.doing": "data",
+        "stall.moves": "true",
+        "stall.at": "train.py:88 load_batch",
+        "stall.step": 517,
+        "stall.waited_s": 12.0,
+    }
+    assert told["stall.frames.3"] == "\n".join(LOADING)
+
+
+@pytest.mark.parametrize(("tp", "dp", "pp"), [(4, 4, 4), (8, 32, 4)])
+def test_large_worlds(tp: int, dp: int, pp: int) -> None:
+    templates = [Template("tp", "all_reduce"), Template("pp", "pass"), Template("dp", "reduce_scatter_tensor")]
+    templates += [Template("dp", "all_gather_into_tensor"), Template("world", "all_reduce")]
+    made = programs(groups_of(tp, dp, pp), templates, steps=8, seed=1)
+    late = len(made) // 3
+    run = Run({**made, late: made[late][: len(made[late]) // 2]})
+    now = run.last + 12
+    roll = run.roll(now)
+    roll[late] = replace(run.state(late, now), doing="data", moves=False)
+    began = time.perf_counter()
+    verdict = judge(roll, run.programs, int(now * SECOND))
+    took = time.perf_counter() - began
+    print(f"{len(made)} ranks: {took * 1e3:.0f} ms")
+    assert verdict is not None
+    assert (verdict.kind, verdict.ranks) == (Kind.ABSENT, (late,))
+    assert set(verdict.waiting) == run.waiting()
+    assert message(verdict)
