@@ -1,0 +1,71 @@
+"""One rank's ear: a thread that waits for its node to be called, on a connection of its own.
+
+In a TCPStore it waits inside C++ and costs nothing until the server wakes it; elsewhere it looks from time to time.
+It counts itself in and out, so that the process that hosts the store can let all ears go before the store does: an
+ear that loses its connection makes torch complain on stderr.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from ddtrace_pytorch.border import log
+from ddtrace_pytorch.stalls.connection import Board, Connection
+from ddtrace_pytorch.threads import leave_signals_to_others
+
+GOODBYE = "goodbye"
+EARS = "ears"
+# The number of the last roll, when it was called (wall clock, ns) and by which rank.
+CALLED = "called"
+
+
+class Ear:
+    """Calls `answer` with its connection and the number of each roll that is called by `ring`."""
+
+    def __init__(
+        self, connection: Connection, ring: str, pause: float | None, answer: Callable[[Board, int], None]
+    ) -> None:
+        """`pause`: the seconds between two looks; None where the server wakes who waits."""
+        self.connection = connection
+        self.ring = ring
+        self.heard_at: float | None = None  # of the monotonic clock
+        self._pause = pause
+        self._answer = answer
+        self._leaving = threading.Event()
+        self.thread = threading.Thread(target=self._listen, name="ddtrace_pytorch.ear", daemon=True)
+
+    def leave(self) -> None:
+        """Look no more. One that waits in C++ has to be told :data:`GOODBYE` by its ring."""
+        self._leaving.set()
+
+    def _listen(self) -> None:
+        leave_signals_to_others()
+        try:
+            self.connection.open()
+            board = self.connection.board
+            board.add(EARS, 1)
+            while self._wait(board):
+                word = board.take(self.ring)
+                if word == GOODBYE:
+                    break
+                # Who was stopped meanwhile hears late, and nobody would take its answer away again.
+                if word and board.get([CALLED])[0].decode().split()[0] == word:
+                    self.heard_at = time.monotonic()
+                    self._answer(board, int(word))
+            if board.add(EARS, -1) == 0:
+                board.remove([EARS, CALLED])
+        except Exception as error:
+            log.debug("this rank no longer hears the roll called", exc_info=error)
+        finally:
+            self.connection.close()
+
+    def _wait(self, board: Board) -> bool:
+        if self._pause is None:
+            board.wait(self.ring)
+            return True
+        while not self._leaving.wait(self._pause):
+            if board.there([self.ring]):
+                return True
+        return False
