@@ -55,21 +55,41 @@ def dead_ends(graph: Mapping[Node, Collection[Node]], starts: Iterable[Node]) ->
 
 
 def on_every_circle(graph: Mapping[Node, Collection[Node]], members: Collection[Node]) -> set[Node]:
-    """Those of `members` without which there is no circle among them: each alone would explain all."""
+    """Those of `members` without which there is no circle among them: each alone would explain all.
+
+    Any circle runs along a first one, but for detours around some of its nodes. What no detour avoids is on all.
+    """
     first = _circle(graph, set(members))
-    candidates, found = set(first), set()
-    while candidates:
-        node = candidates.pop()
-        other = _circle(graph, set(members) - {node})
-        if other:
-            candidates &= set(other)
-        else:
-            found.add(node)
-    return found
+    rest = set(members).difference(first)
+    if _circle(graph, set(rest)):
+        return set()
+    at = {node: number for number, node in enumerate(first)}
+    avoided: set[Node] = set()
+    for start, node in enumerate(first):
+        longest = max(
+            ((at[end] - start - 1) % len(first) for end in _detours(graph, node, at.keys(), rest)),
+            default=0,
+        )
+        avoided.update(first[(start + step) % len(first)] for step in range(1, longest + 1))
+    return set(first) - avoided
+
+
+def _detours(
+    graph: Mapping[Node, Collection[Node]], start: Node, ends: Collection[Node], over: Collection[Node]
+) -> Iterator[Node]:
+    """Which `ends` can be reached from `start`, directly or over other nodes."""
+    ahead, seen = [*graph.get(start, ())], set()
+    while ahead:
+        node = ahead.pop()
+        if node in ends:
+            yield node
+        elif node in over and node not in seen:
+            seen.add(node)
+            ahead.extend(graph.get(node, ()))
 
 
 def _circle(graph: Mapping[Node, Collection[Node]], members: set[Node]) -> list[Node]:
-    """Some circle among `members`; empty if there is none."""
+    """The nodes of some circle among `members`, in order; empty if there is none. Changes `members`."""
     before: dict[Node, list[Node]] = {node: [] for node in members}
     left: dict[Node, int] = {}
     for node in members:
@@ -87,8 +107,8 @@ def _circle(graph: Mapping[Node, Collection[Node]], members: set[Node]) -> list[
                 ends.append(one)
     # Whoever is left leads to one that is left.
     way: dict[Node, int] = {}
-    node = next(iter(members)) if members else None  # type: ignore[assignment]
-    while node is not None and node not in way:
-        way[node] = len(way)
-        node = next(one for one in graph[node] if one in members)
-    return [one for one, at in way.items() if node is not None and at >= way[node]]
+    at = next(iter(members), None)
+    while at is not None and at not in way:
+        way[at] = len(way)
+        at = next(one for one in graph[at] if one in members)
+    return [] if at is None else list(way)[way[at] :]

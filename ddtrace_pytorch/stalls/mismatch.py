@@ -58,17 +58,18 @@ _ASPECTS: tuple[tuple[Detail, Callable[[Call], Hashable]], ...] = (
 def oddity(rings: Mapping[int, Ring], waited_at: Iterable[int]) -> Oddity | None:
     """Who is odd in a group, if anybody is; `rings` by rank, `waited_at` the numbers that some rank is in.
 
-    Calls that came to their end everywhere count only where a rank's ring is the others' shifted by one: there are
-    sizes that may differ, and a rank that is one call ahead or behind may be late to be seen in it.
+    Calls that came to their end count only where several differ and a rank's ring is the others' shifted by one: that
+    one is a call ahead or behind. A single call that differed and went well is no reason for what happens now.
     """
     differing = sorted(key for key in _keys(rings) if _difference(_calls_at(key, rings)) is not None)
-    if not differing:
-        return None
     waited = set(waited_at)
     unfinished = next((key for key in differing if key in waited), None)
-    found = _at(differing[0] if unfinished is None else unfinished, differing[0], rings)
-    shifted = all(detail in (Detail.SKIPPED, Detail.EXTRA) for detail in found.odd.values())
-    return found if unfinished is not None or shifted else None
+    if unfinished is not None:
+        return _at(unfinished, differing[0], rings)
+    if len(differing) < 2:
+        return None
+    found = _at(differing[0], differing[0], rings)
+    return found if all(detail in (Detail.SKIPPED, Detail.EXTRA) for detail in found.odd.values()) else None
 
 
 def _keys(rings: Mapping[int, Ring]) -> set[int]:

@@ -126,6 +126,7 @@ class Run:
     def __post_init__(self) -> None:
         self.made = {rank: [] for rank in self.programs}
         self._there: dict[object, dict[int, Made]] = {}
+        self._for_all: dict[int, float] = {}
         ready = list(self.programs)
         while ready:
             ready = [rank for rank in self.programs if self._advance(rank)]
@@ -163,6 +164,19 @@ class Run:
             members = (rank, root or 0)
         elif mine.call.operation in TO_ROOT and rank != root:
             members = (rank,)
+        if members is mine.group.ranks:
+            return self._over_for_all(there, mine.group)
+        return self._met(there, members, mine)
+
+    def _over_for_all(self, there: dict[int, Made], group: Group) -> float:
+        """The same for everybody: it is worked out once."""
+        if len(there) < len(group.ranks):
+            return NEVER
+        if id(there) not in self._for_all:
+            self._for_all[id(there)] = self._met(there, group.ranks, there[group.ranks[0]])
+        return self._for_all[id(there)]
+
+    def _met(self, there: dict[int, Made], members: Iterable[int], mine: Made) -> float:
         needed = [there.get(member) for member in members]
         if any(one is None or not _meet(one.call, mine.call) for one in needed):
             return NEVER
@@ -229,9 +243,12 @@ def _where(rank: int, made: Made, done: list[Made]) -> object:
 
 
 def _meet(one: Call, other: Call) -> bool:
-    if not one.key:
-        return True
-    return replace(one, since=0, key=0) == replace(other, since=0, key=0)
+    return not one.key or (one.operation, one.peer, one.shape, one.dtype) == (
+        other.operation,
+        other.peer,
+        other.shape,
+        other.dtype,
+    )
 
 
 def relabelled(roll: Mapping[int, RankState], new: Mapping[int, int]) -> dict[int, RankState]:
