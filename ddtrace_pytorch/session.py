@@ -16,8 +16,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ddtrace_pytorch import agent, hooks, parenthood, whereabouts
-from ddtrace_pytorch.aftermath import Successor
+from ddtrace_pytorch import hooks, parenthood
 from ddtrace_pytorch.border import safely, warn_once
 from ddtrace_pytorch.c_signals import die
 from ddtrace_pytorch.clock import Clock
@@ -32,16 +31,16 @@ from ddtrace_pytorch.identity.describe import Member
 from ddtrace_pytorch.identity.introduction import GENERATED, Introduced, Introduction
 from ddtrace_pytorch.identity.meeting import Meeting
 from ddtrace_pytorch.identity.topology import find_nodes, this_node
+from ddtrace_pytorch.lookout import Lookout
 from ddtrace_pytorch.pulse import Pulse, task
 from ddtrace_pytorch.rank_span import RankSpan
 from ddtrace_pytorch.settings import Settings
-from ddtrace_pytorch.spans import End, Fact, SpanRecord
+from ddtrace_pytorch.spans import End, Fact
 from ddtrace_pytorch.stalls import places
-from ddtrace_pytorch.stalls.keeper import Keeper
 from ddtrace_pytorch.stalls.last_words import Identity
-from ddtrace_pytorch.stalls.roll import RankState
 from ddtrace_pytorch.termination import Handler
 from ddtrace_pytorch.threads import leave_signals_to_others, on_main_thread
+from ddtrace_pytorch.whereabouts import Whereabouts
 
 BEAT_SECONDS = 1.0
 FIRST_SNAPSHOT_SECONDS = 10.0
@@ -50,8 +49,6 @@ CLOSE_SECONDS = 2.0
 FAREWELL_SECONDS = 1.8
 # Of a close: for the thread that may be waiting in the store. A store whose host is frozen never answers.
 STORE_SECONDS = 0.8
-# The same, for what is being told of ranks that died before.
-RECOVERY_SECONDS = 0.5
 
 
 class Session:
@@ -96,9 +93,18 @@ class Session:
                 lives,
                 wraps=instrument == "wrapt",
             )
-        roots = places.roots(settings.state_dir)
-        self._keeper = Keeper(roots, self._state, self._open_span)
-        self._successor = Successor(settings, roots)
+        seconds = settings.stall_seconds
+        self._lookout = Lookout(
+            settings,
+            self._clock,
+            self.span,
+            self._exporter,
+            self._collectives,
+            Whereabouts(member.rank, self._host, self._clock, self._collectives, seconds),
+            lambda: self._device.uuid if self._device is not None else None,
+            member.world_size,
+        )
+        self._store = store
         self._store_thread = threading.Thread(target=self._meet, name="ddtrace_pytorch.store", daemon=True)
         self._handler = handler
         self._pulse = Pulse(
@@ -137,7 +143,7 @@ class Session:
         except BaseException:
             self._handler.rest()
             self._meeting.hurry()
-            self._keeper.forget()
+            self._lookout.forget()
             self._exporter.close(CLOSE_SECONDS)
             raise
         self._parent.register()
@@ -157,6 +163,7 @@ class Session:
 
     def _close(self, end: End, timeout: float) -> None:
         deadline = time.monotonic() + timeout
+        self._lookout.say_why()
         self.leave_store()
         if self._introduced is None:
             self._know(self._introduction.own)
@@ -167,20 +174,19 @@ class Session:
         self._close_collectives()
         self._finish(end)
         self._parent.unregister()
-        self._successor.leave(min(RECOVERY_SECONDS, max(0.0, deadline - time.monotonic())))
+        self._lookout.close(deadline - time.monotonic())
         if self._exporter.close(max(0.1, deadline - time.monotonic())):
-            self._keeper.forget()
+            self._lookout.forget()
 
     def _finish(self, end: End) -> None:
         span = self.span.finish(self._clock.now(), end)
-        # First: whoever finds it where it could not be sent any more tells it as it is here.
-        self._keeper.end(agent.as_sent(span))
+        self._lookout.end(span)
         self._exporter.put_span(span)
 
     def abandon(self) -> None:
         """In a forked child: the parent's session adopts no spans here."""
         self._parent.unregister()
-        self._keeper.abandon()
+        self._lookout.abandon()
         if self._collectives is not None:
             self._collectives.abandon()
 
@@ -193,9 +199,11 @@ class Session:
     def leave_store(self) -> None:
         """Be done with the process group's store: no thread of ours may be in it when the group goes."""
         self._meeting.hurry()
+        self._lookout.leave_store()
         if self._store_left_by is None:
             self._store_left_by = time.monotonic() + STORE_SECONDS
         self._store_thread.join(max(0.0, self._store_left_by - time.monotonic()))
+        self._store = None
 
     @property
     def generated_id(self) -> str | None:
@@ -252,8 +260,7 @@ class Session:
         self._know(self._introduction.agree(meanwhile=self._look_for_device))
         self._exporter.wake()
         if self._introduced is not None:
-            self._keeper.begin(self._whose_words(self._introduced))
-            self._successor.begin(self._introduced.job_id, self._introduced.incarnation)
+            self._lookout.begin(self._whose_words(self._introduced))
 
     @safely("find which rank is on which node")
     def _find_nodes(self) -> None:
@@ -261,8 +268,13 @@ class Session:
         if member.rank and self._introduced is self._introduction.own:
             return  # rank 0, who would know, wasn't heard
         nodes = find_nodes(self._meeting, member.rank, member.world_size, this_node(self._host), os.environ)
-        if nodes is not None and self._collectives is not None:
+        if nodes is None:
+            return
+        if self._collectives is not None:
             self._collectives.know(nodes)
+        store = self._store
+        if store is not None:
+            self._lookout.know(nodes, store, f"{self._job.restart_count}/{member.ordinal}", member.rank)
 
     def _know(self, said: Introduced) -> None:
         if self._introduced is not None:
@@ -299,25 +311,6 @@ class Session:
             log_root=os.path.abspath(self._settings.log_root),
         )
 
-    def _open_span(self) -> SpanRecord:
-        return agent.as_sent(self.span.snapshot(self._clock.now()))
-
-    def _state(self) -> RankState:
-        groups = {}
-        if self._collectives is not None:
-            slots = self._collectives.instrument.in_flight.taken()
-            groups = whereabouts.on_groups(self._collectives.ledger, slots, self._clock)
-        return RankState(
-            rank=self.member.rank,
-            host=self._host,
-            gpu=self._device.uuid if self._device is not None else None,
-            pid=os.getpid(),
-            as_of=self._clock.now(),
-            doing="collective" if any(group.current is not None for group in groups.values()) else "user",
-            frames=whereabouts.frames_of_main_thread(),
-            groups=groups,
-        )
-
     def _identity(self) -> dict[str, Any]:
         return describe.identity_record(
             self.member,
@@ -348,13 +341,13 @@ class Session:
 
     def _beat(self) -> None:
         self._beats += 1
-        self._keeper.beat()
         self._handler.look()
         beat: dict[str, Any] = {"type": "beat", "ts": self._clock.now(), "seq": self._beats}
         if self._collectives is not None:
             self._collectives.beat()
             beat["calls"] = self._collectives.calls()
             self.span.learn({"pytorch.collective_calls": beat["calls"]})
+        self._lookout.beat()
         self._exporter.put(beat)
         self._exporter.wake()
 
@@ -364,7 +357,7 @@ class Session:
 
     def rotate(self) -> None:
         ended = self.span.rotate(self._clock.now())
-        self._keeper.beat()  # from now on it is the next piece that is to be told
+        self._lookout.rotated()
         self._exporter.put_span(ended)
 
     def snapshot(self) -> None:
@@ -392,9 +385,9 @@ class Session:
                 self._collectives.farewell()
             self._finish(End("signal:SIGTERM"))
         if self._exporter.drain(FAREWELL_SECONDS):
-            self._keeper.forget()
+            self._lookout.forget()
         die(signal.SIGTERM)
         # Still here: PID 1 of a container, which the kernel spares.
         self._terminated = False
         self.span.reopen(self._clock.now())
-        self._keeper.resume()
+        self._lookout.resume()

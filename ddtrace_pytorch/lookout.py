@@ -1,0 +1,189 @@
+"""Where this rank is, kept where it outlives the process and read by the others when one of them stands still.
+
+Owns, for a session: the state that is written each beat, what earlier attempts left to be told, the watch over
+collectives that take too long, and this rank's part in the roll call.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ddtrace_pytorch import agent
+from ddtrace_pytorch.aftermath import Successor
+from ddtrace_pytorch.border import safely
+from ddtrace_pytorch.clock import Clock
+from ddtrace_pytorch.collectives.observer import Collectives
+from ddtrace_pytorch.exporter import Exporter
+from ddtrace_pytorch.identity.topology import Nodes
+from ddtrace_pytorch.ledger import Cell
+from ddtrace_pytorch.rank_span import RankSpan
+from ddtrace_pytorch.settings import Settings
+from ddtrace_pytorch.spans import SpanRecord, split
+from ddtrace_pytorch.stalls import places, telling
+from ddtrace_pytorch.stalls.keeper import Keeper
+from ddtrace_pytorch.stalls.last_words import Identity
+from ddtrace_pytorch.stalls.mates import Mates
+from ddtrace_pytorch.stalls.roll import RankState
+from ddtrace_pytorch.stalls.roll_call import RollCall
+from ddtrace_pytorch.stalls.standstill import Standstill
+from ddtrace_pytorch.stalls.verdict import Verdict
+from ddtrace_pytorch.whereabouts import Whereabouts
+
+# Of a close: for what is being told of ranks that died before.
+RECOVERY_SECONDS = 0.5
+# The same, where a collective raised: to say who was the reason.
+REASON_SECONDS = 1.0
+# Of the time that a collective may take: when what torch issued by itself is looked at closer.
+CLOSER = 0.5
+
+
+class Lookout:
+    """One session's; no method raises."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        span: RankSpan,
+        exporter: Exporter,
+        collectives: Collectives | None,
+        whereabouts: Whereabouts,
+        gpu: Callable[[], str | None],
+        world_size: int,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._span = span
+        self._exporter = exporter
+        self._collectives = collectives
+        self._whereabouts = whereabouts
+        self._gpu = gpu
+        self._roots = places.roots(settings.state_dir)
+        self._keeper = Keeper(self._roots, self._state, self._open_span)
+        self._successor = Successor(settings, self._roots)
+        self._standstill = Standstill(
+            whereabouts.pending, self._look_closer, self, clock.now, settings.stall_seconds, world_size
+        )
+        self._mates: Mates | None = None
+        self._roll_call: RollCall | None = None
+        self._left = False
+        if collectives is not None:
+            collectives.ledger.on_failure = safely("keep where a collective raised")(self._failed)
+
+    def begin(self, whose: Identity) -> None:
+        """From now on this rank's state is kept, and the states of its host's ranks are read."""
+        self._keeper.begin(whose)
+        self._successor.begin(whose.job, whose.incarnation)
+        self._mates = Mates(self._roots, whose.job, whose.incarnation, whose.host)
+        if self._collectives is not None:
+            self._standstill.begin(self._mates, f"{whose.job}\0{whose.incarnation}")
+
+    def know(self, nodes: Nodes, store: Any, place: str, rank: int) -> None:
+        """Which rank is on which node; `store`: the process group's, `place`: no other session in it has the same."""
+        if self._mates is None or self._collectives is None or self._left or not self._settings.stall_seconds:
+            return
+        numbers = {name: number for number, name in enumerate(dict.fromkeys(nodes.names)) if name is not None}
+        node_of = [numbers.get(name) if name is not None else None for name in nodes.names]
+        hosts = {at: name.rpartition("/")[0] or name for at, name in enumerate(nodes.names) if name is not None}
+        self._roll_call = RollCall(store, place, rank, node_of, self._mates.states)
+        self._roll_call.open()
+        # With torchrun as without: it is where rank 0 is.
+        self._standstill.know(self._roll_call.call, hosts, hosts.get(0))
+
+    def beat(self) -> None:
+        """Once a second, on the Pulse."""
+        if self._collectives is not None:
+            now = time.monotonic_ns()
+            patience = round(CLOSER * self._settings.stall_seconds * 1e9)
+            self._collectives.unfinished.beat(now)
+            if patience and self._collectives.unfinished.suspicious(now, patience):
+                self._standstill.look_closer()
+        self._keeper.beat()
+        self._standstill.beat()
+
+    def rotated(self) -> None:
+        """The open span is another one now."""
+        self._keeper.beat()
+
+    def leave_store(self) -> None:
+        """No thread of ours may be in the process group's store from now on."""
+        self._left = True
+        if self._roll_call is not None:
+            self._roll_call.leave()
+
+    def say_why(self) -> None:
+        """Before the end, where a collective raised: who was the reason."""
+        self._standstill.leave(REASON_SECONDS)
+
+    def end(self, span: SpanRecord) -> None:
+        """The rank span is finished, and about to be sent."""
+        # Whoever finds it where it could not be sent any more tells it as it is here.
+        self._keeper.end(agent.as_sent(span))
+
+    def forget(self) -> None:
+        """All is told."""
+        self._keeper.forget()
+
+    def close(self, timeout: float) -> None:
+        self._successor.leave(max(0.0, min(RECOVERY_SECONDS, timeout)))
+
+    def resume(self) -> None:
+        """The process outlived its end."""
+        self._keeper.resume()
+
+    def abandon(self) -> None:
+        """In a forked child: all of it is the parent's."""
+        self._keeper.abandon()
+        if self._roll_call is not None:
+            self._roll_call.abandon()
+
+    def put(self, record: dict[str, Any]) -> None:
+        """A record for the run log."""
+        self._exporter.put(record)
+
+    def verdict(self, verdict: Verdict) -> None:
+        """Send and write down who is the reason."""
+        piece = self._span.piece
+        tags, metrics = split({"component": "pytorch", **telling.facts(verdict)})
+        self._exporter.put(telling.record(verdict))
+        self._exporter.put_span(
+            SpanRecord(
+                name=telling.STALL,
+                resource=verdict.kind.value,
+                service=self._settings.service,
+                trace_id=piece.trace_id,
+                span_id=random.SystemRandom().getrandbits(63) | 1,
+                parent_id=piece.span_id,
+                start=verdict.at - verdict.waited,
+                duration=verdict.waited,
+                tags=tags,
+                metrics=metrics,
+                error=verdict.is_error,
+            )
+        )
+        self._exporter.wake()
+
+    def _failed(self, cell: Cell, error: BaseException) -> None:
+        self._whereabouts.failed(cell, error)
+        self._keeper.beat()
+        raised = self._whereabouts.raised
+        self.put({"type": "event", "ts": self._clock.now(), "name": "collective raised", "state": self._plain_state()})
+        if raised is not None:
+            self._standstill.failed()
+
+    def _plain_state(self) -> dict[str, Any]:
+        return self._state().plain()
+
+    def _look_closer(self) -> None:
+        if self._collectives is not None:
+            self._collectives.unfinished.read()
+
+    def _state(self) -> RankState:
+        return self._whereabouts.state(self._gpu(), os.getpid())
+
+    def _open_span(self) -> SpanRecord:
+        return agent.as_sent(self._span.snapshot(self._clock.now()))
