@@ -63,7 +63,7 @@ class Lookout:
         self._whereabouts = whereabouts
         self._gpu = gpu
         self._roots = places.roots(settings.state_dir)
-        self._keeper = Keeper(self._roots, self._state, self._open_span)
+        self._keeper = Keeper(self._roots, self._state, self._open_span, whereabouts.legend, whereabouts.write_to)
         self._successor = Successor(settings, self._roots)
         self._standstill = Standstill(
             whereabouts.pending, self._look_closer, self, clock.now, settings.stall_seconds, world_size

@@ -17,6 +17,7 @@ from ddtrace_pytorch.collectives.surface import BY_NAME, BY_NATIVE_NAME, OPERATI
 from ddtrace_pytorch.histogram import percentile
 from ddtrace_pytorch.ledger import RECENT, Cell, Group
 from ddtrace_pytorch.stalls import doing
+from ddtrace_pytorch.stalls.positions import Legend
 from ddtrace_pytorch.stalls.roll import Call, GroupState, Raised, RankState
 from ddtrace_pytorch.stalls.watch import SECOND, Pending, limit
 
@@ -73,6 +74,23 @@ class Whereabouts:
             groups=self._groups(),
             raised=self.raised,
         )
+
+    def legend(self) -> Legend:
+        """What the positions mean that threads write to where :meth:`write_to` says."""
+        offset = self._clock.from_monotonic(0)
+        if self._collectives is None:
+            return Legend({}, (), offset)
+        cells = {
+            str(cell.number): (here.name, cell.operation)
+            for here in tuple(self._collectives.ledger.groups)
+            for cell in tuple(here.cells.values())
+        }
+        return Legend(cells, self._collectives.instrument.dtypes, offset)
+
+    def write_to(self, memory: int) -> None:
+        """Have what threads enter written to that address; 0: no more."""
+        if self._collectives is not None:
+            self._collectives.instrument.in_flight.write_to(memory)
 
     def failed(self, cell: Cell, error: BaseException) -> None:
         """A call of `cell` raised `error`, on this thread and just now."""

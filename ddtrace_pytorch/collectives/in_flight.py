@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 
 _serials = itertools.count(1)
+# Of how many threads it is written where they are, and how much each has for that.
+PLACES, PLACE_BYTES = 64, 64
+NOWHERE = -1
 
 
 class Awaited(NamedTuple):
@@ -52,13 +55,37 @@ class InFlight:
     def __init__(self) -> None:
         self.local: Any = threading.local()
         self.serial = next(_serials)
-        self._slots: list[weakref.ref[Slot]] = []
+        self._slots: dict[weakref.ref[Slot], int] = {}
+        self._memory = 0
+        self._places = list(reversed(range(PLACES)))
 
     def new_slot(self) -> Slot:
         """This thread's slot, made at its first collective; it goes with the thread."""
         slot = self.local.slot = Slot()
-        self._slots.append(weakref.ref(slot, self._slots.remove))
+        try:
+            place = self._places.pop()
+        except IndexError:
+            place = NOWHERE
+        self._slots[weakref.ref(slot, self._forget)] = place
+        slot.address = self._address(place)
         return slot
+
+    def _forget(self, gone: weakref.ref[Slot]) -> None:
+        place = self._slots.pop(gone)
+        if place != NOWHERE:
+            self._places.append(place)
+
+    def write_to(self, memory: int) -> None:
+        """Have the part in C write what each thread enters to the address `memory`, where :data:`PLACES` times
+        :data:`PLACE_BYTES` are ours; 0: no more."""
+        self._memory = memory
+        for reference, place in tuple(self._slots.items()):
+            slot = reference()
+            if slot is not None:
+                slot.address = self._address(place)
+
+    def _address(self, place: int) -> int:
+        return self._memory + place * PLACE_BYTES if self._memory and place != NOWHERE else 0
 
     def slot(self) -> Slot:
         """This thread's slot."""

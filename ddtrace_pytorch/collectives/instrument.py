@@ -40,6 +40,8 @@ class Instrument:
         """`wraps`: there are other functions of torch that had to be wrapped."""
         self.in_flight = InFlight()
         self._torch = torch
+        # Of numbers, as positions number them.
+        self.dtypes = tuple(str(one).removeprefix("torch.") for one in c_wrappers.dtypes(torch))
         self._distributed = torch.distributed
         self._bindings = torch._C._distributed_c10d
         self._release = release_of(torch.__version__)

@@ -11,6 +11,7 @@ from ddtrace_pytorch.private import make_private
 from ddtrace_pytorch.spans import SpanRecord
 from ddtrace_pytorch.stalls.last_words import Identity, LastWords
 from ddtrace_pytorch.stalls.places import folder, name
+from ddtrace_pytorch.stalls.positions import Legend
 from ddtrace_pytorch.stalls.roll import Life, RankState
 from ddtrace_pytorch.stalls.state_file import CAPACITY, StateFile
 
@@ -18,12 +19,22 @@ from ddtrace_pytorch.stalls.state_file import CAPACITY, StateFile
 class Keeper:
     """One rank's: :meth:`begin`, a :meth:`beat` a second, :meth:`end`, :meth:`forget`. Any thread may call these."""
 
-    def __init__(self, roots: Sequence[str], describe: Callable[[], RankState], span: Callable[[], SpanRecord]) -> None:
+    def __init__(
+        self,
+        roots: Sequence[str],
+        describe: Callable[[], RankState],
+        span: Callable[[], SpanRecord],
+        legend: Callable[[], Legend],
+        write_to: Callable[[int], object],
+    ) -> None:
         """The first of `roots` that can be used has the file. `describe` gives what this rank does, `span` its open
-        span as a snapshot."""
+        span as a snapshot, `legend` what the positions mean that are written to the address that `write_to` is called
+        with (0: no more)."""
         self._roots = roots
         self._describe = describe
         self._span = span
+        self._legend = legend
+        self._write_to = write_to
         self._identity: Identity | None = None
         self._file: StateFile | None = None
         self._ended = False
@@ -60,9 +71,7 @@ class Keeper:
         """All is told: there is nothing to keep."""
         with self._lock:
             self._ended = True
-            file, self._file = self._file, None
-            if file is not None:
-                file.remove()
+            self._remove()
 
     @safely("keep last words")
     def resume(self) -> None:
@@ -76,20 +85,20 @@ class Keeper:
     def abandon(self) -> None:
         """In a forked child: the file is the parent's."""
         self._file = None
+        self._write_to(0)
         self._lock = threading.Lock()
 
     def _begin(self) -> None:
         said = self._identity
         if said is None or self._ended:
             return
-        if self._file is not None:
-            self._file.remove()
-            self._file = None
+        self._remove()
         refusals = []
         for root in self._roots:
             try:
                 make_private(root)
                 self._file = StateFile(folder(root, said.job, said.incarnation), name(said.rank))
+                self._write_to(self._file.positions)
                 return
             except OSError as error:
                 refusals.append(f"{root}: {error.strerror or error}")
@@ -98,6 +107,12 @@ class Keeper:
             f"({'; '.join(refusals)}); set DD_PYTORCH_STATE_DIR to a directory of your own on this host"
         )
 
+    def _remove(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            self._write_to(0)  # before the memory goes
+            file.remove()
+
     def _write(self, state: RankState, span: SpanRecord) -> None:
         if self._file is not None and self._identity is not None:
-            self._file.write(LastWords(self._identity, state, span).encode(CAPACITY))
+            self._file.write(LastWords(self._identity, state, span, self._legend()).encode(CAPACITY))

@@ -13,7 +13,8 @@ from enum import Enum
 from typing import Any
 
 from ddtrace_pytorch.spans import SpanRecord
-from ddtrace_pytorch.stalls import roll
+from ddtrace_pytorch.stalls import positions, roll
+from ddtrace_pytorch.stalls.positions import NO_LEGEND, Legend
 from ddtrace_pytorch.stalls.roll import Life, RankState
 
 KILLED = "killed"
@@ -47,12 +48,13 @@ class LastWords:
     identity: Identity
     state: RankState
     span: SpanRecord
+    legend: Legend = NO_LEGEND
     left_out: tuple[str, ...] = ()
 
     def encode(self, capacity: int) -> bytes:
-        """These words in at most `capacity` bytes. What there is no room for goes in this order: recent calls, frames,
-        the ranks of the groups, the groups, the ends of long tags; identity and span always stay. Only in a world so
-        large that the ranks of its groups take half the room do these go first.
+        """These words in at most `capacity` bytes. What there is no room for goes in this order: recent calls, the
+        legend, frames, the ranks of the groups, the groups, the ends of long tags; identity and span always stay. Only
+        in a world so large that the ranks of its groups take half the room do these go first.
 
         Raises:
             ValueError: not even identity and span fit.
@@ -72,7 +74,7 @@ class LastWords:
 
     def _text(self) -> bytes:
         identity = {**vars(self.identity), "span": self.span.as_log_record()}
-        said = {**_named(self.state), "identity": identity, "left_out": self.left_out}
+        said = {**_named(self.state), "identity": identity, "legend": self.legend, "left_out": self.left_out}
         return json.dumps(said, separators=(",", ":"), default=_named).encode("ascii")
 
     @property
@@ -104,8 +106,9 @@ class LastWords:
         return replace(span, tags={**span.tags, **tags}, error=True)
 
 
-def decode(text: bytes) -> LastWords:
-    """What :meth:`LastWords.encode` gave; fields that this version doesn't know are left out.
+def decode(text: bytes, entered: bytes = b"") -> LastWords:
+    """What :meth:`LastWords.encode` gave, brought up to the positions that its threads had `entered`; fields that this
+    version doesn't know are left out.
 
     Raises:
         ValueError: `text` is none.
@@ -113,10 +116,13 @@ def decode(text: bytes) -> LastWords:
     try:
         said = json.loads(text)
         identity = said["identity"]
+        legend = positions.legend_of(said["legend"])
+        state = roll.parse(said)
         return LastWords(
             identity=Identity(**{one.name: identity[one.name] for one in fields(Identity)}),
-            state=roll.parse(said),
+            state=positions.overlay(state, positions.parse(entered), legend) if state.life is Life.ALIVE else state,
             span=SpanRecord.from_log_record(identity["span"]),
+            legend=legend,
             left_out=tuple(said.get("left_out", ())),
         )
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
@@ -142,6 +148,7 @@ def _short_tags(words: LastWords) -> LastWords:
 
 _WITHOUT: dict[str, Callable[[LastWords], LastWords]] = {
     "recent": lambda words: _each_group(words, recent=()),
+    "legend": lambda words: replace(words, legend=NO_LEGEND),
     "frames": lambda words: replace(words, state=replace(words.state, frames=())),
     "ranks": lambda words: _each_group(words, ranks=()),
     "groups": lambda words: replace(words, state=replace(words.state, groups={})),

@@ -43,9 +43,9 @@ def read(lock: str) -> RankState | None:
     """The state of the rank whose lock file that is, as of its last beat; None if there is none that can be read."""
     # Before the state is read: a rank that dies in between has left one that is whole.
     alive = state_file.is_alive(lock)
-    left = state_file.read(lock.removesuffix(LOCK) + STATE)
+    left, entered = state_file.read(lock.removesuffix(LOCK) + STATE)
     try:
-        words = last_words.decode(left) if left is not None else None
+        words = last_words.decode(left, entered) if left is not None else None
     except ValueError:
         words = None
     if words is None or words.ended:

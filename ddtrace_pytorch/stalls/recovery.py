@@ -56,7 +56,7 @@ def _settle(lock: str, words: LastWords, tell: Callable[[LastWords], bool]) -> F
     try:
         with claim(lock) as left:
             # Read anew: what was read before it was claimed may be a beat older.
-            newest = _decoded(left.text)
+            newest = _decoded(left.text, left.entered)
             if newest is None:
                 return Fate.TAKEN
             if not tell(newest):
@@ -81,12 +81,12 @@ def _clear_away(lock: str) -> None:
 
 
 def _read(lock: str) -> LastWords | None:
-    return _decoded(state_file.read(lock.removesuffix(LOCK) + STATE))
+    return _decoded(*state_file.read(lock.removesuffix(LOCK) + STATE))
 
 
-def _decoded(text: bytes | None) -> LastWords | None:
+def _decoded(text: bytes | None, entered: bytes) -> LastWords | None:
     try:
-        return None if text is None else last_words.decode(text)
+        return None if text is None else last_words.decode(text, entered)
     except ValueError:
         return None
 

@@ -2,7 +2,8 @@
 
 ``rank-00003.state`` is :data:`SIZE` bytes, all of them taken from the disk when it is made, and mapped: a write is a
 write to memory, which stays when the process is killed. It has two halves, written in turn, each with a number and a
-checksum: a write that a kill cuts short, or that is under way while somebody reads, costs one beat and no more.
+checksum: a write that a kill cuts short, or that is under way while somebody reads, costs one beat and no more. Behind
+them are positions (:mod:`~ddtrace_pytorch.stalls.positions`), which the training threads write themselves.
 
 ``rank-00003.lock`` has two bytes to lock. The rank holds the first for as long as it lives, stopped or not; whoever
 claims what a dead rank left behind takes both at once. These are POSIX locks: they go with the process, whatever its
@@ -25,9 +26,10 @@ from contextlib import contextmanager
 
 from ddtrace_pytorch.descriptors import high
 from ddtrace_pytorch.private import make_directories
+from ddtrace_pytorch.stalls import positions
 
 SIZE = 64 * 1024
-_HALF = SIZE // 2
+_HALF = (SIZE - positions.SIZE) // 2
 _MAGIC = b"DDP1"
 _HEAD = struct.Struct("<4sIQI")  # magic, bytes of text, number, CRC-32 of these two and the text
 _CHECKED = struct.Struct("<IQ")
@@ -75,14 +77,16 @@ def newest(data: bytes) -> bytes | None:
     return found[max(found)] if found else None
 
 
-def read(path: str) -> bytes | None:
-    """The newest whole text of the state file at `path`, its writer alive or dead; None if there is none."""
+def read(path: str) -> tuple[bytes | None, bytes]:
+    """The newest whole text of the state file at `path`, None if there is none, and the positions; its writer may be
+    alive or dead."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
-        return None
+        return None, b""
     with open(fd, "rb") as file:
-        return newest(file.read(SIZE))
+        data = file.read(SIZE)
+    return newest(data), data[2 * _HALF :]
 
 
 def is_alive(lock: str) -> bool:
@@ -120,6 +124,11 @@ class StateFile:
             raise
         found = os.fstat(self._lock)
         self._identity = found.st_dev, found.st_ino
+
+    @property
+    def positions(self) -> int:
+        """The address of the positions."""
+        return self._address + 2 * _HALF
 
     def write(self, text: bytes) -> None:
         """Keep `text`, of at most CAPACITY bytes: memory is written, and no more."""
@@ -195,7 +204,7 @@ class Claim:
 
     def __init__(self, place: str) -> None:
         self._place = place
-        self.text = read(place + STATE)
+        self.text, self.entered = read(place + STATE)
 
     def remove(self) -> None:
         """Delete the files, and the folders that are empty then."""

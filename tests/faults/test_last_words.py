@@ -33,7 +33,7 @@ def states(place: Path) -> dict[int, LastWords]:
     """What can be read of every rank that has a state below `place`, by rank."""
     found = {}
     for path in sorted(place.rglob("*.state")):
-        text = state_file.read(str(path))
+        text, _ = state_file.read(str(path))
         if text is not None:
             words = last_words.decode(text)
             found[words.identity.rank] = words

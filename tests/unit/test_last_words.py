@@ -18,6 +18,7 @@ from ddtrace_pytorch.spans import SpanLink, SpanRecord
 from ddtrace_pytorch.stalls import last_words, places, state_file
 from ddtrace_pytorch.stalls.keeper import Keeper
 from ddtrace_pytorch.stalls.last_words import Identity, LastWords, decode
+from ddtrace_pytorch.stalls.positions import NO_LEGEND
 from ddtrace_pytorch.stalls.recovery import Fate, Found, recover
 from ddtrace_pytorch.stalls.roll import Call, GroupState, Life, RankState
 from ddtrace_pytorch.stalls.state_file import CAPACITY
@@ -118,7 +119,13 @@ def test_a_rank_that_ended_but_could_not_send_it_is_told_as_it_ended() -> None:
 
 
 def keeper(*roots: Path) -> Keeper:
-    return Keeper([str(root) for root in roots], lambda: replace(STATE, pid=os.getpid()), lambda: SPAN)
+    return Keeper(
+        [str(root) for root in roots],
+        lambda: replace(STATE, pid=os.getpid()),
+        lambda: SPAN,
+        lambda: NO_LEGEND,
+        lambda memory: None,
+    )
 
 
 @contextlib.contextmanager
@@ -127,7 +134,9 @@ def dead_rank(root: Path, identity: Identity = IDENTITY, pid: int = 0, ended: st
     child = os.fork()
     if not child:
         with contextlib.suppress(BaseException):
-            one = Keeper([str(root)], lambda: replace(STATE, pid=pid), lambda: SPAN)
+            one = Keeper(
+                [str(root)], lambda: replace(STATE, pid=pid), lambda: SPAN, lambda: NO_LEGEND, lambda memory: None
+            )
             one.begin(identity)
             if ended:
                 one.end(replace(SPAN, tags={"pytorch.end_reason": ended}))
@@ -239,7 +248,7 @@ def test_a_keeper_whose_files_are_cleared_away_makes_them_anew(tmp_path: Path) -
         path.unlink()
     one.beat()
     (path,) = tmp_path.rglob("*.state")
-    text = state_file.read(str(path))
+    text, _ = state_file.read(str(path))
     assert text is not None
     assert last_words.decode(text).identity == IDENTITY
     one.forget()
