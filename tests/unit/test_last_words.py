@@ -18,7 +18,7 @@ from ddtrace_pytorch.spans import SpanLink, SpanRecord
 from ddtrace_pytorch.stalls import last_words, places, state_file
 from ddtrace_pytorch.stalls.keeper import Keeper
 from ddtrace_pytorch.stalls.last_words import Identity, LastWords, decode
-from ddtrace_pytorch.stalls.positions import NO_LEGEND
+from ddtrace_pytorch.stalls.positions import NO_LEGEND, Legend
 from ddtrace_pytorch.stalls.recovery import Fate, Found, recover
 from ddtrace_pytorch.stalls.roll import Call, GroupState, Life, RankState
 from ddtrace_pytorch.stalls.state_file import CAPACITY
@@ -75,7 +75,7 @@ def test_what_are_no_last_words_is_refused(junk: object) -> None:
 
 def test_what_there_is_no_room_for_goes_in_order_and_is_said() -> None:
     stack = replace(SPAN, tags={"error.stack": "x" * 9_000})
-    words = replace(WORDS, span=stack)
+    words = replace(WORDS, span=stack, legend=Legend({"0": ("0", "all_reduce")}, ("float32",), 7))
     left_out = []
     for capacity in range(len(words.encode(CAPACITY)), 1_000, -1):
         text = words.encode(capacity)
@@ -85,8 +85,8 @@ def test_what_there_is_no_room_for_goes_in_order_and_is_said() -> None:
         assert shorter.span == stack or "long tags" in shorter.left_out
         if shorter.left_out not in left_out:
             left_out.append(shorter.left_out)
-    order = ("recent", "frames", "ranks", "groups", "long tags")
-    assert left_out == [order[:many] for many in range(6)]
+    order = ("recent", "legend", "frames", "ranks", "groups", "long tags")
+    assert left_out == [order[:many] for many in range(7)]
     with pytest.raises(ValueError, match="identity and span alone take"):
         words.encode(100)
 

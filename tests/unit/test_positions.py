@@ -1,0 +1,64 @@
+"""What a thread had entered since its rank's last beat, read from the bytes that the part in C wrote."""
+
+from __future__ import annotations
+
+import struct
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddtrace_pytorch.collectives import in_flight
+from ddtrace_pytorch.stalls import positions
+from ddtrace_pytorch.stalls.positions import NO_LEGEND, POSITION, SIZE, THREADS, Legend, Position, legend_of, overlay
+from ddtrace_pytorch.stalls.roll import Call, GroupState, RankState
+
+LEGEND = Legend({"0": ("0", "all_reduce"), "3": ("7", "send")}, ("float32", "int64"), 1_000)
+WORLD = GroupState("0", "world", (0, 1), "gloo", entered=4, completed=4, recent=(Call("all_reduce", 4),))
+PAIR = GroupState("7", "pp", (0, 1), "gloo")
+STATE = RankState(0, groups={"0": WORLD, "7": PAIR})
+
+
+def test_the_writers_and_the_readers_measures_are_the_same() -> None:
+    assert (in_flight.PLACES, in_flight.PLACE_BYTES) == (THREADS, POSITION)
+
+
+def test_what_was_entered_since_the_last_beat_is_there() -> None:
+    state = overlay(STATE, [Position(1, 5, 16, 2, 50)], LEGEND)
+    call = Call("all_reduce", 5, bytes=16, dtype="int64", since=1_050)
+    here = state.groups["0"]
+    assert (here.entered, here.completed, here.current) == (5, 4, call)
+    assert here.recent == (*WORLD.recent, call)
+    assert state.groups["7"] == PAIR
+
+
+def test_a_transfer_has_no_number() -> None:
+    here = overlay(STATE, [Position(4, 0, 16, 0, 50)], LEGEND).groups["7"]
+    assert (here.entered, here.current, here.recent) == (0, Call("send", bytes=16, since=1_050), ())
+
+
+def test_what_the_beat_knew_already_stays() -> None:
+    assert overlay(STATE, [Position(1, 4, 16, 2, 50)], LEGEND) == STATE
+
+
+def test_what_the_legend_does_not_know_is_left_alone() -> None:
+    assert overlay(STATE, [Position(9, 5, 16, 2, 50), Position(1, 5, 16, 99, 50)], NO_LEGEND) == STATE
+    assert overlay(STATE, [Position(1, 5, 16, 99, 50)], LEGEND).groups["0"].current == Call(
+        "all_reduce", 5, bytes=16, since=1_050
+    )
+
+
+@given(st.lists(st.tuples(*[st.integers(-(2**63), 2**63 - 1)] * 5), max_size=THREADS))
+def test_threads_that_are_in_something_are_read(written: list[tuple[int, ...]]) -> None:
+    data = b"".join(struct.pack("=5q", *one).ljust(POSITION, b"\0") for one in written).ljust(SIZE, b"\0")
+    assert positions.parse(data) == [Position(*one) for one in written if one[0] > 0]
+    assert positions.parse(data[:-1]) == positions.parse(data[: SIZE - POSITION])
+    overlay(STATE, positions.parse(data), LEGEND)
+
+
+def test_a_legend_comes_back_from_json() -> None:
+    assert (
+        legend_of(
+            {"cells": {"0": ["0", "all_reduce"], "3": ["7", "send"]}, "dtypes": ["float32", "int64"], "clock": 1_000}
+        )
+        == LEGEND
+    )
