@@ -7,6 +7,7 @@ bounded queues; what does not fit is counted.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
 import time
@@ -170,7 +171,8 @@ class Exporter:
         if run is None:
             return None
         settings = self._settings
-        directory = log_directory(settings.log_root, *run)
+        # In full: whoever reads it where it is announced may be in another directory than the job.
+        directory = os.path.abspath(log_directory(settings.log_root, *run))
         file = RunLogFile(
             directory,
             self._rank,

@@ -1,6 +1,8 @@
 """Train a small network on handwritten digits with DistributedDataParallel; plain torch, nothing of ours in it.
 
-Start it with `torchrun --standalone --nproc-per-node 2 examples/digits_ddp.py`.
+Needs scikit-learn, for its digits. Start it with
+
+    DD_PATCH_MODULES=pytorch:true ddtrace-run torchrun --standalone --nproc-per-node 2 examples/digits_ddp.py
 """
 
 import argparse

@@ -40,7 +40,7 @@ NEEDED = {"ddtrace": ">=4.14", "wrapt": ">=1.17,<3", "nvidia-ml-py": ">=12"}
 SHOWN = (*settings.SWITCHES, "TORCH_DEVICE_BACKEND_AUTOLOAD", "DD_TRACE_AGENT_URL")
 SWITCH_ON = (
     "set DD_PATCH_MODULES=pytorch:true in the job's environment and start it with ddtrace-run "
-    "(unless the training script itself calls ddtrace_pytorch.patch(), which can't be seen from here)"
+    "(unless the training script itself calls ddtrace_pytorch.patch(): doctor finds that in a command line given to it)"
 )
 DOORS = {"pth": "the start-up file", "torch.backends": "the torch.backends entry point"}
 

@@ -21,6 +21,7 @@ from ddtrace_pytorch.cli.collective_tables import (
 from ddtrace_pytorch.cli.summary import Attempt, Job, NotReadable, NotThere, Rank, Report, compact, summarise
 from ddtrace_pytorch.cli.tables import duration, known, line, row, span, table
 from ddtrace_pytorch.cli.terminal import standard_output
+from ddtrace_pytorch.identity.introduction import GENERATED
 from ddtrace_pytorch.runlog.reader import scan
 
 JOB_ROWS = 10
@@ -38,9 +39,8 @@ def render(report: Report, console: Console) -> None:
             line(console, f"… {len(report.jobs) - JOB_ROWS:,} more (--json lists all)")
         line(console, "")
     job = report.job
-    told = ", ".join(
-        part for part in (job.source and f"from {job.source}", job.launcher and f"launched by {job.launcher}") if part
-    )
+    source = "an id made up by its ranks" if job.source == GENERATED else job.source and f"from {job.source}"
+    told = ", ".join(part for part in (source, job.launcher and f"launched by {job.launcher}") if part)
     line(console, f"Job {job.id}" + (f" ({told})" if told else ""), style="bold")
     if len(report.starts) > 1:
         console.print(_attempts_table(report))

@@ -107,6 +107,12 @@ def test_without_an_agent_one_line_says_where_the_run_log_is_and_how_to_read_it(
     assert f"ddtrace-pytorch report {directory}" in line
 
 
+def test_the_directory_of_the_run_log_is_told_in_full(jobs: Jobs) -> None:
+    env = environment(None, DD_PATCH_MODULES="pytorch:true", DD_PYTORCH_LOG_DIR="runs")
+    result = jobs.run([*DDTRACE_RUN, *PYTHON, jobs.script(TRAIN)], env).ok()
+    assert f"ddtrace-pytorch report {jobs.directory}/job-0/runs/" in result.stderr, result.describe()
+
+
 def test_an_agent_that_never_answers_costs_an_exit_two_seconds_at_most(jobs: Jobs, tmp_path: Path) -> None:
     script = jobs.script(TRAIN.replace('with tracer.trace("user.work"):\n        pass', ""))
     with silent_agent() as url:

@@ -42,7 +42,7 @@ def write_rank(root, rank, *, job="4242", incarnation="aaa", start=T0, end="dest
         "source": "trainer",
         "job": {
             "id": job,
-            "source": "SLURM_JOB_ID",
+            "source": more.get("source", "SLURM_JOB_ID"),
             "attempt": more.get("attempt"),
             "incarnation": incarnation,
             "launcher": "slurm",
@@ -131,6 +131,12 @@ def test_the_keys_of_the_json_are_the_documented_ones(tmp_path):
     assert list(attempt) == ATTEMPT_KEYS.split()
     assert list(attempt["gpus"][0]) == ["host", "uuid", "name", "ranks"]
     assert list(attempt["ranks"][0]) == RANK_KEYS.split()
+
+
+def test_an_id_that_no_launcher_gave_is_said_to_be_made_up(tmp_path):
+    write_rank(tmp_path, 0, source="generated")
+    assert "Job 4242 (an id made up by its ranks, launched by slurm)" in run(tmp_path).stdout
+    assert report(tmp_path)["job"]["source"] == "generated"
 
 
 def test_missing_ranks_are_named(tmp_path):
