@@ -238,7 +238,7 @@ def _instrumentation(facts: Facts) -> Iterator[Line]:
 def _without_ddtrace_run(facts: Facts, asked: str) -> Line:
     """Of a job that is asked for by its environment: whether anything in it reads that."""
     if facts.answers["torch"].get("on"):
-        return GOOD, "on without it too: in this environment every Python loads ddtrace"
+        return GOOD, "on in whatever is started as doctor was: every Python loads ddtrace there"
     command, nothing = facts.command, f"{asked or 'the switch'} is set, but without ddtrace nothing reads it"
     if command is None:
         return NOTE, f"off without it: {nothing}; start with ddtrace-run or import ddtrace.auto"
@@ -253,10 +253,12 @@ def _without_ddtrace_run(facts: Facts, asked: str) -> Line:
 
 def verdict(facts: Facts) -> str:
     """What would become of a job, where there is nothing to do."""
-    if facts.command:
-        return f"`{facts.command}` would be traced from here."
+    command = facts.command
+    if command and (command.opened_by or command.patched_by):
+        return f"`{command}` would be traced from here."
     if facts.answers["torch"].get("on"):
-        return "`torchrun train.py` would be traced from here."
+        started = "Started as doctor was, under ddtrace-run or from a shell that is"
+        return f"{started}, `{command or 'torchrun train.py'}` would be traced."
     return "`ddtrace-run torchrun train.py` would be traced from here; `torchrun train.py` alone would not."
 
 

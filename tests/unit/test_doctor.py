@@ -217,7 +217,14 @@ def test_without_a_command_line_it_says_that_the_variable_alone_does_nothing() -
 def test_where_ddtrace_is_in_every_python_nothing_is_said_of_ddtrace_run() -> None:
     lines = about("Instrumentation", facts(torch={"on": True}))
     assert [line.state for line in lines] == [GOOD, GOOD]
-    assert "would not" not in doctor.verdict(facts(torch={"on": True}))
+    # Perhaps only because doctor itself was started with ddtrace-run, which the job then has to be too.
+    verdict = "Started as doctor was, under ddtrace-run or from a shell that is, `{}` would be traced."
+    assert doctor.verdict(facts(torch={"on": True})) == verdict.format("torchrun train.py")
+    assert doctor.verdict(facts(command=look_at(("python", "x.py")), torch={"on": True})) == verdict.format(
+        "python x.py"
+    )
+    given = facts(command=look_at(("ddtrace-run", "python", "x.py")), torch={"on": True})
+    assert doctor.verdict(given) == "`ddtrace-run python x.py` would be traced from here."
 
 
 def test_a_command_line_without_ddtrace_run_is_a_fault() -> None:
