@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddtrace_pytorch.stalls import state_file
+from ddtrace_pytorch.stalls import positions, state_file
 from ddtrace_pytorch.stalls.state_file import CAPACITY, SIZE, Alive, StateFile, Taken, claim, is_alive, newest, pieces
 
 texts = st.lists(st.binary(max_size=600), min_size=1, max_size=6)
@@ -67,8 +67,8 @@ def test_a_text_of_the_whole_capacity_fits_and_spares_the_other_half() -> None:
     memory = written([b"a" * CAPACITY, b"b" * CAPACITY])
     assert len(memory) == SIZE
     assert newest(memory) == b"b" * CAPACITY
-    memory[-1] ^= 1
-    memory[SIZE // 2 - 1] ^= 1
+    for half in (1, 2):
+        memory[half * (SIZE - positions.SIZE) // 2 - 1] ^= 1
     assert newest(memory) is None
 
 
