@@ -167,8 +167,12 @@ def _lacks(place: Place, roll: Mapping[int, RankState], faulty: frozenset[int]) 
     # Before the root has come nobody needs the others.
     if root is not None and root in lacks:
         return frozenset({root})
-    # One that left early may have died with what the others wait for.
-    return lacks or faulty.intersection(ranks)
+    # One that left early may have died with what the others wait for; who said goodbye had done its part.
+    return lacks or frozenset(rank for rank in faulty.intersection(ranks) if not _ended(roll.get(rank)))
+
+
+def _ended(state: RankState | None) -> bool:
+    return state is not None and state.life is Life.ENDED
 
 
 def _came(state: RankState | None, spot: Spot) -> bool:
@@ -194,8 +198,12 @@ def _left(place: Place) -> frozenset[int]:
 
 
 def _runs(place: Place, roll: Mapping[int, RankState], now: int, threshold: int) -> bool:
-    if place.lacks or any(wait.error is not None for wait in place.waits.values()):
+    if any(wait.error is not None for wait in place.waits.values()):
         return False
+    if place.lacks:
+        # A peer that has just said goodbye may have met the other, whose last word is older.
+        peers = [roll.get(rank) for rank in place.lacks]
+        return bool(place.spot.pair) and all(_ended(peer) and peer and now - peer.as_of < FRESH for peer in peers)
     group, spot = place.any_wait.group, place.spot
     if place.any_wait.call.peer is None and any(_completed(roll.get(rank), spot) for rank in group.ranks):
         return True

@@ -226,9 +226,10 @@ class Run:
         """All states, each as old as its `lag`; halted ranks have not written since. Who came to the end has left."""
         roll = {}
         for rank in self.programs:
-            state = self.state(rank, min(now, self.stops.get(rank, NEVER)) - lag(rank))
-            ended = self.finished(rank) and self.made[rank] and self.made[rank][-1].over <= now
-            roll[rank] = replace(state, life=Life.ENDED) if ended and rank not in self.stops else state
+            made = self.made[rank]
+            over = made[-1].over if made and self.finished(rank) and rank not in self.stops else NEVER
+            state = self.state(rank, min(now - lag(rank), over, self.stops.get(rank, NEVER) - lag(rank)))
+            roll[rank] = replace(self.state(rank, over), life=Life.ENDED) if over <= now else state
         return roll
 
 

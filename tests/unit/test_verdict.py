@@ -249,6 +249,21 @@ def test_both_ends_are_there() -> None:
     assert (verdict.kind, verdict.ranks) == (Kind.STUCK, (0, 1))
 
 
+@pytest.mark.parametrize(("ago", "kind"), [(1.0, None), (3.0, Kind.GONE)])
+def test_a_peer_that_has_just_ended(ago: float, kind: Kind | None) -> None:
+    """It may have met the other end, which has not said so yet."""
+    peer = stage(1, life=Life.ENDED, as_of=NOW - int(ago * SECOND))
+    verdict = judged(stage(0, "recv", 1), peer)
+    assert (verdict and verdict.kind) == kind
+
+
+def test_a_late_root_and_one_that_died_after_its_part() -> None:
+    """The ones that ended did theirs as well, and had no reason to die with it."""
+    root = waits(0, operation="gather", peer=0)
+    done = [rank_in(rank, here(WORLD, 5), life=Life.ENDED) for rank in (1, 2)]
+    assert verdict_of(root, *done, rank_in(3, here(WORLD, 5), life=Life.DEAD)).ranks == (3,)
+
+
 def test_both_receive() -> None:
     verdict = verdict_of(stage(0, "recv", 1), stage(1, "recv", 0))
     assert (verdict.kind, verdict.detail, verdict.ranks) == (Kind.MISMATCH, Detail.ORDER, (0, 1))
