@@ -14,7 +14,7 @@ from typing import Any
 
 from ddtrace_pytorch import agent
 from ddtrace_pytorch.aftermath import Successor
-from ddtrace_pytorch.border import safely
+from ddtrace_pytorch.border import safely, warn
 from ddtrace_pytorch.clock import Clock
 from ddtrace_pytorch.collectives.observer import Collectives
 from ddtrace_pytorch.exporter import Exporter
@@ -27,10 +27,11 @@ from ddtrace_pytorch.stalls import places, telling
 from ddtrace_pytorch.stalls.keeper import Keeper
 from ddtrace_pytorch.stalls.last_words import Identity
 from ddtrace_pytorch.stalls.mates import Mates
-from ddtrace_pytorch.stalls.roll import RankState
+from ddtrace_pytorch.stalls.roll import GroupState, RankState
 from ddtrace_pytorch.stalls.roll_call import RollCall
 from ddtrace_pytorch.stalls.standstill import Standstill
 from ddtrace_pytorch.stalls.verdict import Verdict
+from ddtrace_pytorch.stalls.watch import SECOND, Over, Pending, Stalled
 from ddtrace_pytorch.whereabouts import Whereabouts
 
 # Of a close: for what is being told of ranks that died before.
@@ -94,16 +95,18 @@ class Lookout:
         # With torchrun as without: it is where rank 0 is.
         self._standstill.know(self._roll_call.call, hosts, hosts.get(0))
 
-    def beat(self) -> None:
-        """Once a second, on the Pulse."""
+    def beat(self) -> dict[str, Any]:
+        """Once a second, on the Pulse; gives what the run log's record of the beat has of it."""
         if self._collectives is not None:
             now = time.monotonic_ns()
             patience = round(CLOSER * self._settings.stall_seconds * 1e9)
             self._collectives.unfinished.beat(now)
             if patience and self._collectives.unfinished.suspicious(now, patience):
                 self._standstill.look_closer()
-        self._keeper.beat()
+        state = self._keeper.beat()
         self._standstill.beat()
+        groups = state.groups if state is not None else {}
+        return {"groups": {name: _brief(here) for name, here in groups.items()}}
 
     def rotated(self) -> None:
         """The open span is another one now."""
@@ -121,6 +124,8 @@ class Lookout:
 
     def end(self, span: SpanRecord) -> None:
         """The rank span is finished, and about to be sent."""
+        if span.tags.get("pytorch.end_reason") == "exception":
+            safely("keep where an exception came from")(self._note_state)("exception")
         # Whoever finds it where it could not be sent any more tells it as it is here.
         self._keeper.end(agent.as_sent(span))
 
@@ -141,9 +146,22 @@ class Lookout:
         if self._roll_call is not None:
             self._roll_call.abandon()
 
-    def put(self, record: dict[str, Any]) -> None:
-        """A record for the run log."""
-        self._exporter.put(record)
+    def stall(self, stalled: Stalled) -> None:
+        """A collective takes too long on this rank."""
+        self._note_state("stall")
+        self._event("stall", stalled.pending, waited_s=stalled.waited / SECOND, times=stalled.times)
+
+    def over(self, over: Over, was_told: bool) -> None:
+        """One that took too long came to its end; `was_told`: this rank had said who was waited for."""
+        self._event("stall over", over.pending, took_s=over.took / SECOND)
+        if was_told:
+            one = over.pending
+            number = f" #{one.key}" if one.key else ""
+            warn(f"{one.operation}{number} of group `{one.label}` went on after {over.took / SECOND:.0f} s")
+
+    def _event(self, name: str, pending: Pending, **facts: float) -> None:
+        said = {"op": pending.operation, "group": pending.label, "group_name": pending.group, "key": pending.key}
+        self._exporter.put({"type": "event", "ts": self._clock.now(), "name": name, "tags": said | facts})
 
     def verdict(self, verdict: Verdict) -> None:
         """Send and write down who is the reason."""
@@ -170,13 +188,11 @@ class Lookout:
     def _failed(self, cell: Cell, error: BaseException) -> None:
         self._whereabouts.failed(cell, error)
         self._keeper.beat()
-        raised = self._whereabouts.raised
-        self.put({"type": "event", "ts": self._clock.now(), "name": "collective raised", "state": self._plain_state()})
-        if raised is not None:
-            self._standstill.failed()
+        self._note_state("raised")
+        self._standstill.failed()
 
-    def _plain_state(self) -> dict[str, Any]:
-        return self._state().plain()
+    def _note_state(self, why: str) -> None:
+        self._exporter.put({"type": "state", "ts": self._clock.now(), "why": why, "state": self._state().plain()})
 
     def _look_closer(self) -> None:
         if self._collectives is not None:
@@ -187,3 +203,8 @@ class Lookout:
 
     def _open_span(self) -> SpanRecord:
         return agent.as_sent(self._span.snapshot(self._clock.now()))
+
+
+def _brief(here: GroupState) -> list[Any]:
+    now = here.current
+    return [here.entered, here.completed, now.operation if now is not None else None, now.since if now else 0]

@@ -347,8 +347,7 @@ class Session:
             self._collectives.beat()
             beat["calls"] = self._collectives.calls()
             self.span.learn({"pytorch.collective_calls": beat["calls"]})
-        self._lookout.beat()
-        self._exporter.put(beat)
+        self._exporter.put(beat | self._lookout.beat())
         self._exporter.wake()
 
     def _summarise(self) -> None:

@@ -38,8 +38,14 @@ and by type
               that}; and without these two one of the operation ``unseen``, the difference between what torch launched
               and what was seen on a group. ``collective.group_launched`` and ``collective.group_seen`` alone are not
               since the last one but since the session began, and so is what is ``unseen``.
-``beat``      the rank was alive: ``seq`` (1, 2, …) and, if they are counted, ``calls`` (collectives so far)
-``verdict``   who a stall waits for: ``kind``, ``ranks``, ``message``, ``tags``
+``beat``      the rank was alive: ``seq`` (1, 2, …) and, if they are counted, ``calls`` (collectives so far) and
+              ``groups`` {name: [``entered``, ``completed``, what it is in or null, since when]}, which are as in
+              ``state``
+``state``     all that a rank says of itself (:class:`ddtrace_pytorch.stalls.roll.RankState`), in ``state``: where a
+              collective raised or takes too long, at an end by an exception, and of a rank that was killed the last
+              that it left; ``why``: ``raised``, ``stall``, ``exception`` or ``killed``
+``verdict``   who a stall waits for: ``kind``, ``ranks``, ``message``, ``tags``, ``waiting`` (ranks), ``usual`` (of a
+              mismatch, the others' call) and ``culprits`` [{``rank``, ``kind``, ``detail``, ``doing``, ``frames``, …}]
 ``drop``      what is *not* in this log: ``reason``, ``count`` (records, exact, since the last drop record of
               that reason), ``bytes`` (their size, 0 where it isn't known). The sum over a log is the truth.
 ============  =======================================================================================

@@ -49,13 +49,15 @@ class Keeper:
         self.beat()
 
     @safely("keep last words")
-    def beat(self) -> None:
-        """Write down how things stand."""
+    def beat(self) -> RankState:
+        """Write down how things stand; gives it."""
         with self._lock:
+            state = self._describe()
             if self._file is not None and not self._ended:
                 if not self._file.is_whole():
                     self._begin()
-                self._write(self._describe(), self._span())
+                self._write(state, self._span())
+            return state
 
     @safely("keep last words")
     def end(self, span: SpanRecord) -> None:

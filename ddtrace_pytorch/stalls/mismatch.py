@@ -47,11 +47,16 @@ def _elements(call: Call) -> int | None:
     return None if call.shape is None or call.operation in _UNEVEN else math.prod(call.shape)
 
 
+def _bytes(call: Call) -> int | None:
+    return None if not call.bytes or call.operation in _UNEVEN or call.operation.endswith("_coalesced") else call.bytes
+
+
 _ASPECTS: tuple[tuple[Detail, Callable[[Call], Hashable]], ...] = (
     (Detail.OPERATION, lambda call: call.operation),
     (Detail.ROOT, lambda call: call.peer),
     (Detail.SHAPE, _elements),
     (Detail.DTYPE, lambda call: call.dtype),
+    (Detail.SHAPE, _bytes),  # all that is known of a call that is over
 )
 
 

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from ddtrace_pytorch.border import log, safely, warn
 from ddtrace_pytorch.stalls import telling
@@ -30,9 +30,11 @@ MEET_SECONDS = 10.0
 
 
 class Outlet(Protocol):
-    """Where it is told: the run log, and spans below the rank span. Neither waits."""
+    """Where it is told. No method waits."""
 
-    def put(self, record: dict[str, Any]) -> None: ...
+    def stall(self, stalled: Stalled) -> None: ...
+
+    def over(self, over: Over, was_told: bool) -> None: ...
 
     def verdict(self, verdict: Verdict) -> None: ...
 
@@ -67,7 +69,7 @@ class Standstill:
         self._told: set[Pending] = set()
         self._wanted = threading.Event()
         self._closer = False
-        self._since: int | None = None
+        self._stalls: Sequence[Pending] = ()
         self._failed_at: float | None = None
         self._leaving = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ddtrace_pytorch.standstill", daemon=True)
@@ -93,11 +95,13 @@ class Standstill:
         now = time.monotonic_ns()
         stalled, over = self._watch.look(self._pending(now), now)
         for one in stalled:
-            self._note("stall", one.pending, waited_s=one.waited / SECOND, times=one.times)
+            self._outlet.stall(one)
         for ended in over:
-            self._end(ended)
+            self._outlet.over(ended, was_told=ended.pending in self._told)
+            self._told.discard(ended.pending)
         if stalled:
-            self._stalls(stalled)
+            self._stalls = [one.pending for one in stalled]
+            self._wanted.set()
 
     def look_closer(self) -> None:
         """Have what takes time looked at."""
@@ -117,19 +121,6 @@ class Standstill:
         if self._thread.ident is not None:
             self._thread.join(timeout)
 
-    def _stalls(self, stalled: Sequence[Stalled]) -> None:
-        self._since = min(one.pending.since for one in stalled)
-        self._told |= {one.pending for one in stalled}
-        self._wanted.set()
-
-    def _end(self, over: Over) -> None:
-        self._told.discard(over.pending)
-        self._note("stall over", over.pending, took_s=over.took / SECOND)
-
-    def _note(self, name: str, pending: Pending, **facts: float) -> None:
-        said = {"op": pending.operation, "group": pending.label, "group_name": pending.group, "key": pending.key}
-        self._outlet.put({"type": "event", "ts": self._now(), "name": name, **said, **facts})
-
     def _run(self) -> None:
         leave_signals_to_others()
         while not self._leaving.is_set() or self._failed_at is not None:
@@ -140,21 +131,23 @@ class Standstill:
                 safely("look closer at what is under way")(self._look_closer)()
             if self._failed_at is not None:
                 self._leaving.wait(max(0.0, self._failed_at + AFTER_ERROR_SECONDS - time.monotonic()))
-                self._ask()
+                self._ask(())
                 self._failed_at = None
-            elif self._since is not None and not self._leaving.is_set():
-                self._since = None
-                self._ask()
+            elif self._stalls and not self._leaving.is_set():
+                stalls, self._stalls = self._stalls, ()
+                self._ask(stalls)
 
     @safely("find out who is waited for")
-    def _ask(self) -> None:
+    def _ask(self, stalls: Sequence[Pending]) -> None:
         with _turn(self._place) as mine:
             if not mine:
                 return
             for _ in range(TRIES):
                 verdict = self._judge()
                 if verdict is not None:
-                    self._tell(verdict)
+                    self._outlet.verdict(verdict)
+                    warn(telling.message(verdict))
+                    self._told.update(stalls)
                     break
                 if self._leaving.wait(BETWEEN_TRIES_SECONDS):
                     break
@@ -177,10 +170,6 @@ class Standstill:
             hosts=self._hosts,
             store_host=self._store_host,
         )
-
-    def _tell(self, verdict: Verdict) -> None:
-        self._outlet.verdict(verdict)
-        warn(telling.message(verdict))
 
 
 @contextlib.contextmanager
