@@ -43,9 +43,15 @@ class Keeper:
     @safely("keep last words")
     def begin(self, identity: Identity) -> None:
         """Make the file and write to it. Where there is no place for one, a warning is all there is."""
+        self._identity = identity
+        # Not under the lock, which a beat waits for: this may take as long as the disk does.
+        made = None if self._ended else self._make(identity)
         with self._lock:
-            self._identity = identity
-            self._begin()
+            if not self._ended:
+                self._take(made)
+                made = None
+        if made is not None:
+            made.remove()
         self.beat()
 
     @safely("keep last words")
@@ -53,9 +59,10 @@ class Keeper:
         """Write down how things stand; gives it."""
         with self._lock:
             state = self._describe()
-            if self._file is not None and not self._ended:
-                if not self._file.is_whole():
-                    self._begin()
+            if not self._ended:
+                if self._file is not None and self._identity is not None and not self._file.is_whole():
+                    self._remove()
+                    self._take(self._make(self._identity))
                 self._write(state, self._span())
             return state
 
@@ -64,9 +71,8 @@ class Keeper:
         """The span is finished, but not sent yet: if the process is gone before, it is told as `span` says."""
         with self._lock:
             self._ended = True
-            if self._file is not None:
-                reason = span.tags["pytorch.end_reason"]
-                self._write(replace(self._describe(), life=Life.ENDED, end_reason=reason), span)
+            reason = span.tags.get("pytorch.end_reason")
+            self._write(replace(self._describe(), life=Life.ENDED, end_reason=reason), span)
 
     @safely("clear last words away")
     def forget(self) -> None:
@@ -78,11 +84,11 @@ class Keeper:
     @safely("keep last words")
     def resume(self) -> None:
         """The process outlived its end: go on."""
-        with self._lock:
-            self._ended = False
-            if self._file is None:
-                self._begin()
-        self.beat()
+        self._ended = False
+        if self._file is None and self._identity is not None:
+            self.begin(self._identity)
+        else:
+            self.beat()
 
     def abandon(self) -> None:
         """In a forked child: the file is the parent's."""
@@ -90,30 +96,29 @@ class Keeper:
         self._write_to(0)
         self._lock = threading.Lock()
 
-    def _begin(self) -> None:
-        said = self._identity
-        if said is None or self._ended:
-            return
-        self._remove()
-        refusals = []
-        for root in self._roots:
-            try:
-                make_private(root)
-                self._file = StateFile(folder(root, said.job, said.incarnation), name(said.rank))
-                self._write_to(self._file.positions)
-                return
-            except OSError as error:
-                refusals.append(f"{root}: {error.strerror or error}")
-        warn_once(
-            f"a rank that is killed can't be told of afterwards, for there is no place for its last words "
-            f"({'; '.join(refusals)}); set DD_PYTORCH_STATE_DIR to a directory of your own on this host"
-        )
+    def _take(self, made: StateFile | None) -> None:
+        self._file = made
+        self._write_to(made.positions if made is not None else 0)
 
     def _remove(self) -> None:
         file, self._file = self._file, None
         if file is not None:
             self._write_to(0)  # before the memory goes
             file.remove()
+
+    def _make(self, whose: Identity) -> StateFile | None:
+        refusals = []
+        for root in self._roots:
+            try:
+                make_private(root)
+                return StateFile(folder(root, whose.job, whose.incarnation), name(whose.rank))
+            except OSError as error:
+                refusals.append(f"{root}: {error.strerror or error}")
+        warn_once(
+            f"a rank that is killed can't be told of afterwards, for there is no place for its last words "
+            f"({'; '.join(refusals)}); set DD_PYTORCH_STATE_DIR to a directory of your own on this host"
+        )
+        return None
 
     def _write(self, state: RankState, span: SpanRecord) -> None:
         if self._file is not None and self._identity is not None:

@@ -88,9 +88,10 @@ class LastWords:
         return self.span.tags.get("pytorch.end_reason", KILLED) if self.ended else KILLED
 
     def was_in(self) -> str:
-        """What it was in when last seen, for a person: its collectives in flight, else the innermost frame."""
+        """What it was in when last seen, for a person: its collectives in flight, else the innermost frame (``file:line
+        function``, without folders)."""
         calls = [f"{one.current.operation} on {one.label}" for one in self.state.groups.values() if one.current]
-        return ", ".join(calls) or next(iter(self.state.frames), "")
+        return ", ".join(calls) or next(iter(self.state.frames), "").rpartition("/")[2]
 
     def finished_span(self) -> SpanRecord:
         """The span as the rank itself would have finished it: at its last beat, as an error."""

@@ -93,7 +93,8 @@ def _decoded(text: bytes | None, entered: bytes) -> LastWords | None:
 
 def _is_here(words: LastWords) -> bool:
     """Whether the rank's lock, if it has one, can be seen from here: its kernel is this one, or was here before."""
-    return words.identity.boot == places.BOOT or words.identity.host == os.uname().nodename
+    said = words.identity
+    return (said.boot == places.BOOT != "") or said.host == os.uname().nodename
 
 
 def _is_ours(root: str) -> bool:

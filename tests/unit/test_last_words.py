@@ -77,7 +77,7 @@ def test_what_there_is_no_room_for_goes_in_order_and_is_said() -> None:
     stack = replace(SPAN, tags={"error.stack": "x" * 9_000})
     words = replace(WORDS, span=stack, legend=Legend({"0": ("0", "all_reduce")}, ("float32",), 7))
     left_out = []
-    for capacity in range(len(words.encode(CAPACITY)), 1_000, -1):
+    for capacity in range(len(words.encode(CAPACITY)), 1_000, -7):
         text = words.encode(capacity)
         assert len(text) <= capacity
         shorter = decode(text)
@@ -106,6 +106,12 @@ def test_the_span_of_a_dead_rank_ends_with_its_last_beat_as_an_error() -> None:
     assert span.tags["env"] == "prod"
     assert (span.tags["pytorch.end_reason"], span.tags["error.type"]) == ("killed", "killed")
     assert "in all_reduce on world" in span.tags["error.message"]
+
+
+def test_what_a_rank_was_in_is_its_collective_or_its_line() -> None:
+    idle = replace(STATE, groups={"0": replace(WORLD, current=None)}, frames=("/home/me/train.py:7 step", "b.py:1 f"))
+    assert replace(WORDS, state=idle).was_in() == "train.py:7 step"
+    assert replace(WORDS, state=RankState(3)).was_in() == ""
 
 
 def test_a_rank_that_ended_but_could_not_send_it_is_told_as_it_ended() -> None:
