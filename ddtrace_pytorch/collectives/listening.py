@@ -161,11 +161,8 @@ class Listening:
 
     def _read_batch(self, arguments: Mapping[str, Any], batch: str | None) -> Call | None:
         transfers = arguments["p2p_op_list"]
-        if (
-            not isinstance(transfers, list)
-            or not transfers
-            or not all(hasattr(one, "peer") and hasattr(one, "tensor") for one in transfers)
-        ):
+        whole = isinstance(transfers, list) and all(hasattr(p, "peer") and hasattr(p, "tensor") for p in transfers)
+        if not whole or not transfers:
             return None  # torch will say what is wrong with it
         group = self._ledger.group(transfers[0].group)
         if group is None:

@@ -72,6 +72,7 @@ EVERYTHING = """
     dist.gather_object(3, None if rank else [None, None], dst=0)
     dist.broadcast_object_list([3], src=0)
     dist.scatter_object_list([None], None if rank else [3, 4], src=0)
+    dist.recv_object_list([None], src=0) if rank else dist.send_object_list([3], dst=1)
     dist.destroy_process_group()
 """
 
@@ -104,6 +105,7 @@ BY_FUNCTION: tuple[Counts, Counts] = (
         ("gather_object", "waited"): (1, 16 + 5),
         ("broadcast_object_list", "waited"): (1, 8 + 5),
         ("scatter_object_list", "waited"): (1, 8 + 5 + 8),
+        ("send_object_list", "waited"): (1, 8 + 5),
     },
     {
         ("all_reduce", "waited"): (1, 16),
@@ -129,6 +131,7 @@ BY_FUNCTION: tuple[Counts, Counts] = (
         ("gather_object", "waited"): (1, 16),
         ("broadcast_object_list", "waited"): (1, 8 + 5),
         ("scatter_object_list", "waited"): (1, 8),
+        ("recv_object_list", "waited"): (1, 8 + 5),
     },
 )
 
@@ -147,7 +150,7 @@ BY_HOOK: tuple[Counts, Counts] = (
         ("all_to_all", "native"): (1, 16),
         ("gather", "native"): (2, 16 + 5),
         ("scatter", "native"): (3, 16 + 5 + 8),
-        ("send", "native"): (4, 64),
+        ("send", "native"): (6, 64 + 8 + 5),
         ("recv", "native"): (2, 32),
         ("barrier", "native"): (1, 0),
         ("monitored_barrier", "waited"): (1, 0),
@@ -166,7 +169,7 @@ BY_HOOK: tuple[Counts, Counts] = (
         ("gather", "native"): (2, 0),
         ("scatter", "native"): (3, 0),
         ("send", "native"): (2, 32),
-        ("recv", "native"): (4, 64),
+        ("recv", "native"): (6, 64 + 8 + 5),
         ("barrier", "native"): (1, 0),
         ("monitored_barrier", "waited"): (1, 0),
         ("all_reduce_coalesced", "native"): (2, 32 + 24),
