@@ -17,6 +17,7 @@ from ddtrace_pytorch.aftermath import Successor
 from ddtrace_pytorch.border import safely, warn
 from ddtrace_pytorch.clock import Clock
 from ddtrace_pytorch.collectives.observer import Collectives
+from ddtrace_pytorch.deadline import Deadline
 from ddtrace_pytorch.exporter import Exporter
 from ddtrace_pytorch.identity.topology import Nodes
 from ddtrace_pytorch.ledger import Cell
@@ -112,15 +113,15 @@ class Lookout:
         """The open span is another one now."""
         self._keeper.beat()
 
-    def leave_store(self) -> None:
+    def leave_store(self, deadline: Deadline) -> None:
         """No thread of ours may be in the process group's store from now on."""
         self._left = True
         if self._roll_call is not None:
-            self._roll_call.leave()
+            self._roll_call.leave(deadline.left())
 
-    def say_why(self) -> None:
+    def say_why(self, deadline: Deadline) -> None:
         """Before the end, where a collective raised: who was the reason."""
-        self._standstill.leave(REASON_SECONDS)
+        self._standstill.leave(deadline.left(REASON_SECONDS))
 
     def end(self, span: SpanRecord) -> None:
         """The rank span is finished, and about to be sent."""
@@ -133,8 +134,8 @@ class Lookout:
         """All is told."""
         self._keeper.forget()
 
-    def close(self, timeout: float) -> None:
-        self._successor.leave(max(0.0, min(RECOVERY_SECONDS, timeout)))
+    def close(self, deadline: Deadline) -> None:
+        self._successor.leave(deadline.left(RECOVERY_SECONDS))
 
     def resume(self) -> None:
         """The process outlived its end."""

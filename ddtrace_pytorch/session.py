@@ -11,7 +11,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -23,6 +22,7 @@ from ddtrace_pytorch.clock import Clock
 from ddtrace_pytorch.collectives.group_lives import GroupLives
 from ddtrace_pytorch.collectives.markers import channels
 from ddtrace_pytorch.collectives.observer import Collectives
+from ddtrace_pytorch.deadline import Deadline
 from ddtrace_pytorch.exporter import Exporter
 from ddtrace_pytorch.identity import describe, place, runtime
 from ddtrace_pytorch.identity import device as devices
@@ -49,6 +49,8 @@ CLOSE_SECONDS = 2.0
 FAREWELL_SECONDS = 1.8
 # Of a close: for the thread that may be waiting in the store. A store whose host is frozen never answers.
 STORE_SECONDS = 0.8
+# And what the others leave for sending and writing it all.
+EXPORT_SECONDS = 0.5
 
 
 class Session:
@@ -68,7 +70,8 @@ class Session:
         self._meeting = Meeting(store, member.ordinal, self._job.restart_count)
         self._introduction = Introduction(self._job, member.rank, self._meeting, member.generated_id)
         self._introduced: Introduced | None = None
-        self._store_left_by: float | None = None
+        self._store_left_by: Deadline | None = None
+        self._spent_going = 0.0
         self._device: devices.Device | None = None
         self._host = socket.gethostname()
         parent, link = parenthood.surroundings(environ)
@@ -149,33 +152,37 @@ class Session:
         self._parent.register()
         self._watch_collectives()
 
-    def close(self, end: End, timeout: float = CLOSE_SECONDS) -> None:
-        """End the span, send and write everything, stop all threads; at most about `timeout` seconds. Only once."""
+    def close(self, end: End) -> None:
+        """End the span, send and write everything, stop all threads. Only once.
+
+        All that is waited for shares :data:`CLOSE_SECONDS`, with what :meth:`group_going` took of them.
+        """
+        deadline = Deadline(CLOSE_SECONDS - self._spent_going)
         with self._closing:
             if self._closed:
                 return
             self._closed = True
             self._handler.hold()
         try:
-            self._close(end, timeout)
+            self._close(end, deadline)
         finally:
             self._handler.rest()
 
-    def _close(self, end: End, timeout: float) -> None:
-        deadline = time.monotonic() + timeout
-        self._lookout.say_why()
-        self.leave_store()
+    def _close(self, end: End, deadline: Deadline) -> None:
+        before_export = deadline.earlier(EXPORT_SECONDS)
+        self._lookout.say_why(before_export)
+        self.leave_store(before_export)
         if self._introduced is None:
             self._know(self._introduction.own)
         # Before the span ends: a rotation after that would end it a second time.
-        self._pulse.stop(timeout)
+        self._pulse.stop(before_export.left())
         if self._terminated and end.error is None:
             end = End("signal:SIGTERM")
-        self._close_collectives()
+        self._close_collectives(before_export)
         self._finish(end)
         self._parent.unregister()
-        self._lookout.close(deadline - time.monotonic())
-        if self._exporter.close(max(0.1, deadline - time.monotonic())):
+        self._lookout.close(deadline)
+        if self._exporter.close(max(0.1, deadline.left())):
             self._lookout.forget()
 
     def _finish(self, end: End) -> None:
@@ -192,17 +199,19 @@ class Session:
 
     def group_going(self) -> None:
         """The process group is about to be destroyed: the last time to ask it anything."""
+        deadline = Deadline(CLOSE_SECONDS)
         if self._collectives is not None:
             self._collectives.look()
-        self.leave_store()
+        self.leave_store(deadline)
+        self._spent_going += CLOSE_SECONDS - deadline.left()
 
-    def leave_store(self) -> None:
+    def leave_store(self, deadline: Deadline) -> None:
         """Be done with the process group's store: no thread of ours may be in it when the group goes."""
         self._meeting.hurry()
-        self._lookout.leave_store()
         if self._store_left_by is None:
-            self._store_left_by = time.monotonic() + STORE_SECONDS
-        self._store_thread.join(max(0.0, self._store_left_by - time.monotonic()))
+            self._store_left_by = Deadline(deadline.left(STORE_SECONDS))
+        self._lookout.leave_store(self._store_left_by)
+        self._store_thread.join(self._store_left_by.left())
         self._store = None
 
     @property
@@ -334,9 +343,9 @@ class Session:
             self.learn({"pytorch.instrument": self._collectives.instrument.in_use})
 
     @safely("tell the last of the collectives")
-    def _close_collectives(self) -> None:
+    def _close_collectives(self, deadline: Deadline) -> None:
         if self._collectives is not None:
-            self._collectives.close()
+            self._collectives.close(deadline)
             self.span.learn({"pytorch.collective_calls": self._collectives.calls()})
 
     def _beat(self) -> None:

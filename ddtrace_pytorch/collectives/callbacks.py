@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from _thread import get_ident
 from collections import deque
@@ -58,12 +59,12 @@ class Callbacks:
     def open(self) -> None:
         hooks.follow(self._look)
 
-    def close(self) -> None:
-        """Deliver what waits, for a second at most, and end the thread."""
+    def close(self, patience: float = math.inf) -> None:
+        """Deliver what waits, for :data:`CLOSE_SECONDS` or `patience` at most, and end the thread."""
         hooks.unfollow(self._look)
         teller = self._stop(for_good=True)
         if teller is not None:
-            teller.join(CLOSE_SECONDS)
+            teller.join(min(CLOSE_SECONDS, patience))
 
     def abandon(self) -> None:
         """In a forked child, where the thread is not."""

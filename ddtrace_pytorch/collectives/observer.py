@@ -19,9 +19,10 @@ from ddtrace_pytorch.collectives.groups import TorchGroups
 from ddtrace_pytorch.collectives.instrument import Instrument
 from ddtrace_pytorch.collectives.markers import markers
 from ddtrace_pytorch.collectives.outlet import Outlet
-from ddtrace_pytorch.collectives.readings import Readings
+from ddtrace_pytorch.collectives.readings import LOOK_SECONDS, Readings
 from ddtrace_pytorch.collectives.summaries import Summaries
 from ddtrace_pytorch.collectives.unfinished import Unfinished
+from ddtrace_pytorch.deadline import Deadline
 from ddtrace_pytorch.exporter import Exporter
 from ddtrace_pytorch.identity.topology import Nodes
 from ddtrace_pytorch.ledger import Group, Ledger
@@ -29,7 +30,9 @@ from ddtrace_pytorch.rank_span import RankSpan
 from ddtrace_pytorch.settings import Settings
 
 MILLISECOND = 1_000_000
-# For what the flight recorder has to say between a SIGTERM and its being raised again.
+# At the end of a session: for what the flight recorder has to say.
+LAST_DUMP_SECONDS = 0.8
+# The same, between a SIGTERM and its being raised again.
 FAREWELL_SECONDS = 0.3
 
 
@@ -88,11 +91,11 @@ class Collectives:
                 for cell in tuple(here.cells.values()):
                     cell.find_slow()
 
-    def beat(self) -> None:
+    def beat(self, patience: float = LOOK_SECONDS) -> None:
         """Once a second: tell of the calls that are told of one by one."""
         # Again, for a group that was met in the very moment in which the nodes became known.
         self._place_groups()
-        self.look()
+        self.look(patience)
         self.ledger.beat()
         for sample in self.ledger.take_samples():
             self._outlet.sample(*sample)
@@ -110,15 +113,15 @@ class Collectives:
     def farewell(self) -> None:
         """The process may be about to die: tell what there is. Nobody is asked anything that may take long."""
         self.beat()
-        self.summarise(last=True, patience=FAREWELL_SECONDS)
+        self.summarise(last=Deadline(FAREWELL_SECONDS))
 
-    def close(self) -> None:
+    def close(self, deadline: Deadline) -> None:
         """Give torch its functions back and tell what is left."""
-        self._callbacks.close()
+        self._callbacks.close(deadline.left())
         self.instrument.remove()
         self.ledger.close()
-        self.beat()
-        self.summarise(last=True)
+        self.beat(deadline.left(LOOK_SECONDS))
+        self.summarise(last=Deadline(deadline.left(LAST_DUMP_SECONDS)))
 
     def abandon(self) -> None:
         """In a forked child: nothing of the parent's is counted here."""

@@ -42,10 +42,10 @@ class Readings:
         self._histories.pop(here, None)
 
     @safely("look at the process groups")
-    def look(self) -> None:
-        """Read torch's own counts, while the groups are still there."""
-        # Not for long: a signal handler may come here while its own thread is here already.
-        if not self._looking.acquire(timeout=LOOK_SECONDS):
+    def look(self, patience: float = LOOK_SECONDS) -> None:
+        """Read torch's own counts, while the groups are still there; `patience` in seconds, for another look to end."""
+        # Not for ever: a signal handler may come here while its own thread is here already.
+        if not self._looking.acquire(timeout=patience):
             return
         try:
             self._meet_groups()

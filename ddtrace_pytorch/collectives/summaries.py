@@ -13,12 +13,10 @@ from ddtrace_pytorch.collectives.flight_recorder import Dump, FlightRecorder
 from ddtrace_pytorch.collectives.outlet import Outlet
 from ddtrace_pytorch.collectives.readings import LOOK_SECONDS, Readings
 from ddtrace_pytorch.collectives.telling import Totals
+from ddtrace_pytorch.deadline import Deadline
 from ddtrace_pytorch.ledger import Cell, Group, Ledger
 from ddtrace_pytorch.spans import Fact
 from ddtrace_pytorch.threads import leave_signals_to_others
-
-# At the end of a session: for what the flight recorder has to say.
-LAST_DUMP_SECONDS = 0.8
 
 
 class Summaries:
@@ -38,22 +36,22 @@ class Summaries:
         self._telling = threading.Lock()
 
     @safely("sum up the collectives")
-    def tell(self, last: bool = False, patience: float = LAST_DUMP_SECONDS) -> None:
+    def tell(self, last: Deadline | None = None) -> None:
         """Tell the totals since the last time: one summary for each cell, and what was not seen of each group.
 
         Where the flight recorder has something to add, a thread asks it and tells when it has answered; the `last`
-        time that is waited for, for about `patience` seconds.
+        time that is waited for, until then.
         """
-        # Not for long, as in a look.
-        if not self._telling.acquire(timeout=LOOK_SECONDS):
+        patience = LOOK_SECONDS if last is None else last.left(LOOK_SECONDS)
+        if not self._telling.acquire(timeout=patience):
             return
         try:
-            self._readings.look()
+            self._readings.look(patience)
             began, self._told_at = self._told_at, self._clock.now()
             summary = _Summary(self._outlet, began, self._told_at)
             for here in tuple(self._ledger.groups):
-                self._tell_group(here, summary, last)
-            self._complete(summary, last, patience)
+                self._tell_group(here, summary, last is not None)
+            self._complete(summary, last)
         finally:
             self._telling.release()
 
@@ -86,10 +84,10 @@ class Summaries:
         else:
             self._outlet.summary(cell.operation, summary.began, summary.ended, facts, more)
 
-    def _complete(self, summary: _Summary, last: bool, patience: float) -> None:
+    def _complete(self, summary: _Summary, last: Deadline | None) -> None:
         asked = self._recorder_thread
-        if asked is not None and last:
-            asked.join(patience)
+        if asked is not None and last is not None:
+            asked.join(last.left())
         if not summary.wants_recorder() or not self._recorder.exists or (asked is not None and asked.is_alive()):
             summary.publish(None)
             return
@@ -103,13 +101,13 @@ class Summaries:
         try:
             thread.start()
         except RuntimeError:  # there are no more threads to be had, as at the end of the interpreter
-            if last:
+            if last is not None:
                 ask()
             summary.publish(None)
             return
         self._recorder_thread = thread
-        if last:
-            thread.join(patience)
+        if last is not None:
+            thread.join(last.left())
             summary.publish(None)
 
 

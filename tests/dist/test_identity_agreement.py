@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.server
 import json
 import os
 import re
 import signal
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +175,11 @@ FROZEN = """
     while not os.path.exists(go):
         time.sleep(0.01)
     print("LEAVING", time.time(), flush=True)
+    if len(sys.argv) > 4:
+        began = time.monotonic()
+        dist.destroy_process_group()
+        print("TOOK", time.monotonic() - began, flush=True)
+        os._exit(0)
 """
 
 
@@ -194,3 +203,49 @@ def test_a_frozen_store_holds_nobodys_exit_and_aborts_nothing(jobs: Jobs, tmp_pa
     assert span["tags"]["pytorch.incarnation"]
     assert json.loads(Path(span["_file"]).read_text().splitlines()[0])["type"] == "identity"
     os.kill(host.process.pid, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def mute_agent() -> Iterator[str]:
+    """An Agent that says it is there, and never a word to what it is sent."""
+    done = threading.Event()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def do_PUT(self) -> None:
+            done.wait(60)
+
+        do_POST = do_PUT
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        done.set()
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_frozen_store_and_a_mute_agent_share_two_seconds(jobs: Jobs, tmp_path: Path) -> None:
+    with mute_agent() as url:
+        env = environment(url, DD_PYTORCH_EXPORT="both", DD_PYTORCH_LOG_DIR=str(tmp_path / "log"))
+        script, port, go = jobs.script(FROZEN), str(free_port()), tmp_path / "go"
+        host = jobs.start([*PYTHON, script, port, "2", str(go)], env)
+        until(lambda: "UP" in host.stdout(), 60, "the store's host is up")
+        ranks = [jobs.start([*PYTHON, script, port, rank, str(go), "destroy"], env) for rank in ("0", "1")]
+        until(lambda: all("READY" in one.stdout() for one in ranks), 60, "both ranks are up")
+        host.process.send_signal(signal.SIGSTOP)
+        go.touch()
+        plain, ours = (float(one.wait().ok().stdout.split("TOOK")[1]) for one in ranks)
+    assert ours - plain < 2.5, "2.0, and what a busy machine needs"
+    assert ours - plain > 1.5, "neither the store nor the Agent answered"
