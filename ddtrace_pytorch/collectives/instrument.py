@@ -105,13 +105,11 @@ class Instrument:
             here.ranks = self._groups.ranks(process_group)
 
     @safely("take the hook off a process group")
-    def _leave(self, process_group: Any) -> None:
-        if self._hooks is None:
-            return
+    def _leave(self, process_group: Any | None) -> None:
         if process_group is None:
-            self._hooks.remove()
+            native_hooks.take_off_all()
         else:
-            self._hooks.remove_from(process_group)
+            native_hooks.take_off(process_group)
 
     def listen(self, listener: Listener) -> None:
         """Tell `listener` of each call from now on; see :mod:`~ddtrace_pytorch.collectives.listening`."""
@@ -130,7 +128,7 @@ class Instrument:
 
     def remove(self) -> None:
         if self._hooks is not None:
-            safely("take the hooks off the process groups")(self._hooks.remove)()
+            safely("have the hooks of process groups stand aside")(self._hooks.remove)()
         for undo in (self._undo_listening, self._undo):
             while undo:
                 undo.pop()()

@@ -7,12 +7,15 @@ runs inside the user's call: what it raises, they would get.
 
 from __future__ import annotations
 
+import atexit
 import random
+import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol
 
 from ddtrace_pytorch.border import safely
-from ddtrace_pytorch.collectives.in_flight import InFlight
+from ddtrace_pytorch.collectives.in_flight import InFlight, Slot
 from ddtrace_pytorch.collectives.sizes import for_others, total
 from ddtrace_pytorch.collectives.surface import BY_NATIVE_NAME, SCATTERS
 from ddtrace_pytorch.ledger import Cell, Group, How, Ledger
@@ -116,37 +119,99 @@ def exist(bindings: Any) -> bool:
     return hasattr(bindings.ProcessGroup, "register_pre_hook")
 
 
+class _Standing:
+    """What a hook of ours on a process group looks at, for as long as the group lives: whom to tell, if anybody."""
+
+    __slots__ = ("count", "local", "new_slot")
+
+    def __init__(self) -> None:
+        self.stand_aside()
+
+    def stand_aside(self) -> None:
+        """Tell nobody. The hook finds every call to be in good hands, as those of a wrapper are."""
+        self.local = _BUSY
+        self.new_slot: Callable[[], Slot] = lambda: _BUSY.slot
+        self.count: Callable[[Any], None] = lambda issued: None
+
+    def hook(self) -> Callable[[Any], None]:
+        def hook(issued: Any) -> None:
+            try:
+                slot = self.local.slot
+            except AttributeError:
+                slot = self.new_slot()
+            if slot.call is None:
+                try:
+                    self.count(issued)
+                except Exception as error:
+                    complain(error)
+
+        return hook
+
+
+# In place of a session's threads and their slots: all of them taken.
+_BUSY: Any = SimpleNamespace(slot=SimpleNamespace(call=True))
+
+# Torch keys hooks by a number that everybody picks, and the later one wins.
+_ID = random.SystemRandom().getrandbits(62)
+
+# Torch walks through a group's hooks without a lock, even the interpreter's: taking one out, or exchanging it, while
+# another thread is on its way through them is a use after free. So a hook of ours is put on a group once and stays
+# until the group's end, or the process'; sessions come and go behind it.
+_standing: weakref.WeakKeyDictionary[Any, _Standing] = weakref.WeakKeyDictionary()
+
+
+def take_off(process_group: Any) -> None:
+    """Take our hook off a process group that is at its end: nobody may be issuing anything on it.
+
+    One that is kept alive beyond the interpreter's end (by a Work, a reducer) and then drops a Python function makes
+    the process abort.
+    """
+    if _standing.pop(process_group, None) is not None:
+        process_group.unregister_pre_hook(_ID)
+
+
+@safely("take the hooks off the process groups")
+def take_off_all() -> None:
+    """The same for all of them."""
+    for process_group in list(_standing):
+        take_off(process_group)
+
+
 class NativeHooks:
-    """One hook on each process group it is told to add one to."""
+    """What the hooks tell one session, of each process group it is told to add."""
 
     def __init__(self, bindings: Any, ledger: Ledger, in_flight: InFlight) -> None:
         self._ledger = ledger
         self._in_flight = in_flight
-        # Torch keys hooks by a number that everybody picks, and the later one wins.
-        self._id = random.SystemRandom().getrandbits(62)
         names = {int(member): name for name, member in bindings.HookOpName.__members__.items()}
         # A list, because looking up one of these names in a dictionary takes three times as long.
         self._families = [family(names.get(number, "unknown")) for number in range(max(names) + 1)]
+        atexit.unregister(take_off_all)
+        atexit.register(take_off_all)
 
     def add(self, process_group: Any) -> None:
-        """Count what is issued on `process_group` from now on. Not while a collective may be issued on it."""
-        here = self._ledger.group(process_group)
-        if here is not None:
-            process_group.register_pre_hook(self._id, self._hook(here))
+        """Count what is issued on `process_group` from now on.
 
-    def remove_from(self, process_group: Any) -> None:
-        """A process group that is kept alive beyond the interpreter's end (by a Work, a reducer) and then drops a
-        Python function makes the process abort."""
-        process_group.unregister_pre_hook(self._id)
+        The first time, not while a collective is being issued on it: torch may come across half a hook.
+        """
+        here = self._ledger.group(process_group)
+        if here is None:
+            return
+        standing = _standing.get(process_group)
+        if standing is None:
+            standing = _standing[process_group] = _Standing()
+            process_group.register_pre_hook(_ID, standing.hook())
+        standing.count = self._counting(here)
+        standing.new_slot = self._in_flight.new_slot
+        standing.local = self._in_flight.local  # from here on it counts
 
     def remove(self) -> None:
-        for here in tuple(self._ledger.groups):
-            process_group = here.process_group() if here.process_group is not None else None
-            if process_group is not None:
-                self.remove_from(process_group)
+        """Count no more. The hooks stay, and stand aside."""
+        for standing in tuple(_standing.values()):
+            if standing.local is self._in_flight.local:  # else another session's by now
+                standing.stand_aside()
 
-    def _hook(self, here: Group) -> Callable[[Any], None]:
-        local, new_slot = self._in_flight.local, self._in_flight.new_slot
+    def _counting(self, here: Group) -> Callable[[Any], None]:
         families, cells = self._families, dict[str, Cell]()
 
         def find(operation: str, numbered: bool) -> Cell | None:
@@ -178,18 +243,7 @@ class NativeHooks:
             if numbered:
                 here.number(cell, size)
 
-        def hook(issued: Any) -> None:
-            try:
-                slot = local.slot
-            except AttributeError:
-                slot = new_slot()
-            if slot.call is None:
-                try:
-                    count(issued)
-                except Exception as error:
-                    complain(error)
-
-        return hook
+        return count
 
 
 @safely("count a collective that torch issued by itself")

@@ -8,14 +8,19 @@ from typing import Any
 
 import pytest
 import torch
-from harness.job import DDTRACE_RUN, Jobs, Result, environment, torchrun
-from harness.log import Record, of_type
+from harness.job import DDTRACE_RUN, PYTHON, Jobs, Result, environment, torchrun
+from harness.log import Record, of_type, rank_spans
 
 from ddtrace_pytorch.collectives import native_hooks
 
 pytestmark = pytest.mark.dist
 
 HAS_HOOKS = native_hooks.exist(torch._C._distributed_c10d)
+
+
+def local(log: Path) -> dict[str, str]:
+    return {"DD_PYTORCH_EXPORT": "local", "DD_PYTORCH_LOG_DIR": str(log)}
+
 
 # Each rank says how many collectives torch counts on each group, and what came out of it all.
 TRAIN = """
@@ -99,6 +104,52 @@ TRAIN = """
 """
 
 
+# Threads issue while we are switched off and on again; in the end we are off, and what keeps the group alive stays.
+SWITCHED = """
+    import sys, threading
+    import torch, torch.distributed as dist
+    import ddtrace_pytorch
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    group = dist.new_group([0])
+    over = threading.Event()
+    works, errors = [], []
+
+    def issue():
+        tensor = torch.ones(1)
+        try:
+            while not over.is_set():
+                dist.all_reduce(tensor, group=group)
+                group.allreduce([tensor]).wait()
+        except BaseException as error:
+            errors.append(error)
+        works.append(group.allreduce([tensor]))
+
+    sys.setswitchinterval(1e-5)
+    ddtrace_pytorch.patch()
+    threads = [threading.Thread(target=issue) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(10):
+        ddtrace_pytorch.unpatch()
+        ddtrace_pytorch.patch()
+    ddtrace_pytorch.unpatch()
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors
+    sys.modules["kept"] = (works, group)  # beyond the end of this module
+"""
+
+
+def test_switching_while_threads_issue_collectives_crashes_nothing(jobs: Jobs, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    jobs.run([*PYTHON, jobs.script(SWITCHED)], environment(None, **local(log))).ok()
+    assert [span["tags"]["pytorch.end_reason"] for span in rank_spans(log)] == ["unpatched"] * 11
+    counted = [summary["resource"] for summary in of_type(log, "summary")]
+    assert "all_reduce" in counted
+
+
 # By group, operation and how the caller got it: calls and bytes on rank 0.
 Counts = dict[tuple[str, str], tuple[int, int]]
 BY_FUNCTION: dict[str, Counts] = {
@@ -138,7 +189,7 @@ def told(result: Result) -> list[Any]:
 
 def test_what_torch_issues_by_itself_is_counted_or_declared(jobs: Jobs, tmp_path: Path) -> None:
     log, script = tmp_path / "log", jobs.script(TRAIN)
-    env = environment(None, DD_PATCH_MODULES="pytorch:true", DD_PYTORCH_EXPORT="local", DD_PYTORCH_LOG_DIR=str(log))
+    env = environment(None, DD_PATCH_MODULES="pytorch:true", **local(log))
     with_us = told(jobs.run([*DDTRACE_RUN, *torchrun(2), script], env))
     without_us = told(jobs.run([*torchrun(2), script], environment(None)))
     assert with_us == without_us, "the same results, and a group that is destroyed goes when it would"

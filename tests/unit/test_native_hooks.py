@@ -3,7 +3,9 @@ torch's."""
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -158,8 +160,38 @@ def test_hooks_of_others_stay_and_ours_go(ledger: Ledger) -> None:
     hooks.add(second)
     hooks.add(second)
     assert [len(one.hooks) for one in (first, second)] == [2, 1]
-    hooks.remove_from(second)
-    hooks.remove()
-    hooks.remove()
+    native_hooks.take_off(second)
+    native_hooks.take_off(second)
+    assert [len(one.hooks) for one in (first, second)] == [2, 0]
+    native_hooks.take_off_all()
+    native_hooks.take_off_all()
     assert first.hooks == {1: theirs}
-    assert second.hooks == {}
+
+
+def test_a_session_that_goes_leaves_its_hooks_standing_aside_for_the_next(ledger: Ledger) -> None:
+    process_group, in_flight = ProcessGroup(), InFlight()
+    first = NativeHooks(BINDINGS, ledger, in_flight)
+    first.add(process_group)
+    ((_, hook),) = process_group.hooks.items()
+    first.remove()
+    process_group.issue(0, *tensors(8))
+    assert ledger.calls() == 0
+    another = Ledger(Groups())
+    second = NativeHooks(BINDINGS, another, InFlight())
+    second.add(process_group)
+    first.remove()
+    process_group.issue(0, *tensors(8))
+    assert (ledger.calls(), another.calls()) == (0, 1)
+    assert list(process_group.hooks.values()) == [hook], "torch's own list of them was not touched"
+
+
+def test_a_hook_that_stands_aside_holds_nothing_of_the_session(ledger: Ledger) -> None:
+    process_group = ProcessGroup()
+    hooks = NativeHooks(BINDINGS, ledger, InFlight())
+    hooks.add(process_group)
+    hooks.remove()
+    gone = weakref.ref(hooks)
+    del hooks
+    gc.collect()
+    assert gone() is None
+    assert process_group.hooks
