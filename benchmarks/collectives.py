@@ -52,6 +52,7 @@ class Ours:
     def __init__(self, instrument: str, mode: str = "summary") -> None:
         import torch
 
+        from ddtrace_pytorch.collectives import native_hooks
         from ddtrace_pytorch.collectives.group_lives import GroupLives
         from ddtrace_pytorch.collectives.groups import TorchGroups
         from ddtrace_pytorch.collectives.instrument import Instrument
@@ -60,6 +61,8 @@ class Ours:
         groups = TorchGroups(torch.distributed)
         self.ledger = Ledger(groups, each=lambda here: mode == "all")
         self._make = lambda: Instrument(torch, self.ledger, groups, GroupLives(), instrument)
+        # Nothing is under way between two blocks: the hooks, which otherwise stay, cost the next one nothing.
+        self._clear = native_hooks.take_off_all
         self.calls = 0
 
     @contextlib.contextmanager
@@ -71,6 +74,7 @@ class Ours:
             yield
         finally:
             instrument.remove()
+            self._clear()
             self.ledger.take_notes()
             self.ledger.take_samples()
 
