@@ -128,6 +128,8 @@ def coalesced() -> Any:
         ]  # fmt: skip
     came["illegal"] = failure(raised_inside)
     came["mixed"] = failure(mixed)
+    came["refused at the end"] = failure(refused_at_the_end)
+    came["one inside of another"] = failure(one_inside_of_another)
     return came
 
 
@@ -143,6 +145,20 @@ def mixed() -> None:
     with dist.distributed_c10d._coalescing_manager(group):
         dist.all_reduce(fresh(), group=group)
         dist.broadcast(fresh(), 0, group=group)
+
+
+def refused_at_the_end() -> None:
+    group = dist.new_group()
+    with dist.distributed_c10d._coalescing_manager(group):
+        dist.all_reduce(fresh(), group=group)
+        dist.reduce_scatter_tensor(fresh(2), fresh(), group=group)
+
+
+def one_inside_of_another() -> None:
+    group = dist.new_group()
+    manager = dist.distributed_c10d._coalescing_manager
+    with manager(group), manager(group):
+        pass
 
 
 @scene
