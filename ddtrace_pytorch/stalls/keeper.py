@@ -15,6 +15,9 @@ from ddtrace_pytorch.stalls.positions import Legend
 from ddtrace_pytorch.stalls.roll import Life, RankState
 from ddtrace_pytorch.stalls.state_file import CAPACITY, StateFile
 
+# How much is kept of the first line of an exception.
+MESSAGE_LENGTH = 200
+
 
 class Keeper:
     """One rank's: :meth:`begin`, a :meth:`beat` a second, :meth:`end`, :meth:`forget`. Any thread may call these."""
@@ -38,6 +41,7 @@ class Keeper:
         self._identity: Identity | None = None
         self._file: StateFile | None = None
         self._ended = False
+        self._end: tuple[RankState, SpanRecord] | None = None
         self._lock = threading.Lock()
 
     @safely("keep last words")
@@ -71,20 +75,26 @@ class Keeper:
         """The span is finished, but not sent yet: if the process is gone before, it is told as `span` says."""
         with self._lock:
             self._ended = True
-            reason = span.tags.get("pytorch.end_reason")
-            self._write(replace(self._describe(), life=Life.ENDED, end_reason=reason), span)
+            self._end = replace(self._describe(), life=Life.ENDED, end_reason=_reason(span)), span
+            self._write(*self._end)
 
     @safely("clear last words away")
     def forget(self) -> None:
-        """All is told: there is nothing to keep."""
+        """All is told: there is nothing to keep, but for the others to see where an exception took this rank."""
         with self._lock:
             self._ended = True
-            self._remove()
+            if self._end is not None and self._end[1].error and self._file is not None:
+                self._write(*self._end, told=True)
+                self._write_to(0)
+                self._file.leave()
+                self._file = None
+            else:
+                self._remove()
 
     @safely("keep last words")
     def resume(self) -> None:
         """The process outlived its end: go on."""
-        self._ended = False
+        self._ended, self._end = False, None
         if self._file is None and self._identity is not None:
             self.begin(self._identity)
         else:
@@ -120,6 +130,16 @@ class Keeper:
         )
         return None
 
-    def _write(self, state: RankState, span: SpanRecord) -> None:
+    def _write(self, state: RankState, span: SpanRecord, told: bool = False) -> None:
         if self._file is not None and self._identity is not None:
-            self._file.write(LastWords(self._identity, state, span, self._legend()).encode(CAPACITY))
+            words = LastWords(self._identity, state, span, self._legend(), told=told)
+            self._file.write(words.encode(CAPACITY))
+
+
+def _reason(span: SpanRecord) -> str | None:
+    """Why the span ended, with the exception if there was one."""
+    reason, kind = span.tags.get("pytorch.end_reason"), span.tags.get("error.type")
+    if reason is None or kind is None:
+        return reason
+    message = next(iter(span.tags.get("error.message", "").splitlines()), "")[:MESSAGE_LENGTH]
+    return f"{reason}: {kind}: {message}" if message else f"{reason}: {kind}"

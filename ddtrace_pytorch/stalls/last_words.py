@@ -43,13 +43,15 @@ class Identity:
 
 @dataclass(frozen=True)
 class LastWords:
-    """One rank's. `span` is its open span as of its last beat or, where it ended (`state.life`), its finished one."""
+    """One rank's. `span` is its open span as of its last beat or, where it ended (`state.life`), its finished one;
+    `told`: it was sent, and what stays is for the other ranks alone."""
 
     identity: Identity
     state: RankState
     span: SpanRecord
     legend: Legend = NO_LEGEND
     left_out: tuple[str, ...] = ()
+    told: bool = False
 
     def encode(self, capacity: int) -> bytes:
         """These words in at most `capacity` bytes. What there is no room for goes in this order: recent calls, the
@@ -74,7 +76,13 @@ class LastWords:
 
     def _text(self) -> bytes:
         identity = {**vars(self.identity), "span": self.span.as_log_record()}
-        said = {**_named(self.state), "identity": identity, "legend": self.legend, "left_out": self.left_out}
+        said = {
+            **_named(self.state),
+            "identity": identity,
+            "legend": self.legend,
+            "left_out": self.left_out,
+            "told": self.told,
+        }
         return json.dumps(said, separators=(",", ":"), default=_named).encode("ascii")
 
     @property
@@ -125,6 +133,7 @@ def decode(text: bytes, entered: bytes = b"") -> LastWords:
             span=SpanRecord.from_log_record(identity["span"]),
             legend=legend,
             left_out=tuple(said.get("left_out", ())),
+            told=bool(said.get("told", False)),
         )
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"no last words: {error!r}") from error

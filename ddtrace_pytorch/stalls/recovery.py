@@ -44,10 +44,10 @@ def recover(
             continue
         for lock in places.locks(root):
             words = _read(lock)
-            if words is not None and wanted(words):
-                yield Found(words, _settle(lock, words, tell))
-            elif words is None:
+            if words is None or (words.told and wanted(words)):
                 _clear_away(lock)
+            elif wanted(words):
+                yield Found(words, _settle(lock, words, tell))
 
 
 def _settle(lock: str, words: LastWords, tell: Callable[[LastWords], bool]) -> Fate:
@@ -72,7 +72,7 @@ def _settle(lock: str, words: LastWords, tell: Callable[[LastWords], bool]) -> F
 
 
 def _clear_away(lock: str) -> None:
-    """Delete what can't be read and belongs to nobody: a rank that was killed as it began."""
+    """Delete what tells nothing any more and belongs to nobody: of a rank that was killed as it began, or has ended."""
     try:
         with claim(lock) as left:
             left.remove()

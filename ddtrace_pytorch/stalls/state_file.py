@@ -144,9 +144,19 @@ class StateFile:
 
     def remove(self) -> None:
         """Be done: delete the files and let go of the lock."""
+        self._let_go(keep=False)
+
+    def leave(self) -> None:
+        """Be done, and leave the files to whoever clears them away."""
+        self._let_go(keep=True)
+
+    def _let_go(self, keep: bool) -> None:
         _libc.munmap(self._address, SIZE)
         if self._own_lock() is not None:
-            self._remove_files()
+            if keep:
+                os.close(self._lock)
+            else:
+                self._remove_files()
         _held.pop(self._place + LOCK, None)
 
     def _own_lock(self) -> os.stat_result | None:
