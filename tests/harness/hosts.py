@@ -1,7 +1,8 @@
 """Two hosts on one machine, for what passes as a toy on one.
 
 Each host has a hostname, processes (so the same pids) and an empty ``/tmp`` of its own, through Linux namespaces; they
-share the loopback network and the test's directory, as real hosts share a network and a file system.
+share the loopback network and the test's directory, as real hosts share a network and a file system. Hosts that are
+`apart` have a loopback network each, and between them only the cables that are laid.
 """
 
 from __future__ import annotations
@@ -46,9 +47,10 @@ cat > /dev/null
 class Host(Jobs):
     """Starts jobs on one host; its ``/tmp`` can be looked into through :attr:`tmp`."""
 
-    def __init__(self, name: str, directory: Path) -> None:
+    def __init__(self, name: str, directory: Path, apart: bool = False) -> None:
         super().__init__(directory / name)
         self.name = name
+        self._namespaces = ("--uts", "--pid", "--mount", *(("--net",) if apart else ()))
         self._stage = self.directory / "tmp"
         self._stage.mkdir(parents=True)
         complaints = []
@@ -68,18 +70,39 @@ class Host(Jobs):
 
     def _boot(self, directory: Path) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            ["unshare", *self._user, "--uts", "--pid", "--mount", "--mount-proc", "--fork", "--kill-child",
+            ["unshare", *self._user, *self._namespaces, "--mount-proc", "--fork", "--kill-child",
              "sh", "-c", _INIT, "sh", sys.executable, self.name, str(self._stage), *_kept_in_tmp(directory)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
     def start(self, command: Sequence[str], env: dict[str, str]) -> Job:
         """Start `command` on this host, in the job's directory."""
-        user = ("--user", "--preserve-credentials") if self._user else ()
-        enter = ("nsenter", f"--target={self._init}", *user, "--uts", "--pid", "--mount")
         there = self.directory / f"job-{len(self._jobs)}"
         in_directory = ("sh", "-c", 'cd "$0" && exec "$@"', str(there))
-        return super().start([*enter, *in_directory, *command], env | {"TMPDIR": "/tmp"})
+        return super().start([*self._enter(), *in_directory, *command], env | {"TMPDIR": "/tmp"})
+
+    def ip(self, *arguments: str) -> str:
+        """Run ip(8) on this host."""
+        return subprocess.run([*self._enter(), "ip", *arguments], check=True, capture_output=True, text=True).stdout
+
+    def lay_cable(self, other: Host, name: str, network: str) -> None:
+        """Connect two hosts that are apart, by interfaces of that name; this one becomes `network`.1, the other .2."""
+        other_network = f"/proc/{other._init}/ns/net"
+        self.ip("link", "add", name, "type", "veth", "peer", "name", name, "netns", other_network)
+        for number, host in ((1, self), (2, other)):
+            host.ip("addr", "add", f"{network}.{number}/24", "dev", name)
+            host.ip("link", "set", name, "up")
+            host.ip("link", "set", "lo", "up")
+
+    def cut_cable(self, other: Host, name: str, network: str) -> None:
+        """What the two send each other is lost from now on, and neither is told. With the link down they would be."""
+        nobody = ("lladdr", "02:00:00:00:00:99", "dev", name, "nud", "permanent")
+        self.ip("neigh", "replace", f"{network}.2", *nobody)
+        other.ip("neigh", "replace", f"{network}.1", *nobody)
+
+    def _enter(self) -> tuple[str, ...]:
+        user = ("--user", "--preserve-credentials") if self._user else ()
+        return ("nsenter", f"--target={self._init}", *user, *self._namespaces)
 
     def start_as_init(self, command: Sequence[str], env: dict[str, str]) -> Job:
         """Start `command` as PID 1 of its own PID namespace, as the only process of a container is."""
@@ -96,12 +119,12 @@ class Host(Jobs):
 
 
 @contextlib.contextmanager
-def two_hosts(directory: Path) -> Iterator[tuple[Host, Host]]:
+def two_hosts(directory: Path, apart: bool = False) -> Iterator[tuple[Host, Host]]:
     """``host-a`` and ``host-b``, until the end of the block; both see `directory`."""
     with contextlib.ExitStack() as running:
         hosts = []
         for name in NAMES:
-            host = Host(name, directory)
+            host = Host(name, directory, apart)
             running.callback(host.end)
             hosts.append(host)
         yield hosts[0], hosts[1]

@@ -1,0 +1,86 @@
+"""What goes wrong in a job, where and when. Pure; a rank reads it from its environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+VARIABLE = "STALL_PLAN"
+
+WORLD = 4
+# As `init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))` lays out four ranks.
+GROUPS = {"tp": ((0, 1), (2, 3)), "dp": ((0, 2), (1, 3)), "world": ((0, 1, 2, 3),)}
+
+# What every rank does on every group in every step, in this order. Neighbours differ, also the last and the next
+# step's first, so that whoever leaves one out or makes one more is soon in another operation than its peers.
+ALL_REDUCES = ("large", "small")
+CALLS = (*ALL_REDUCES, "all_gather", "broadcast")
+
+
+def members(group: str, rank: int) -> tuple[int, ...]:
+    """The ranks that are in `rank`'s group of that name."""
+    return next(ranks for ranks in GROUPS[group] if rank in ranks)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One fault. `call`: which of `CALLS`; `delay`: seconds from the start of the step, for what hits a rank wherever
+    it just is; `lasting`: seconds that something takes too long for; `seconds`: how long a job trains that nothing
+    stops; `patched`: whether ddtrace-pytorch is switched on; `directory`: where a rank says that it has happened."""
+
+    fault: str
+    rank: int = 0
+    group: str = "world"
+    step: int = 20
+    call: int = 0
+    delay: float = 0.0
+    lasting: float = 30.0
+    seconds: float = 600.0
+    patched: bool = True
+    directory: str = "."
+
+    def strikes(self, rank: int, step: int) -> bool:
+        return rank == self.rank and step == self.step
+
+    def as_environment(self) -> dict[str, str]:
+        return {VARIABLE: json.dumps(asdict(self))}
+
+    def at(self, directory: Path) -> Plan:
+        return replace(self, directory=str(directory))
+
+    @property
+    def mark(self) -> Path:
+        return Path(self.directory, "struck")
+
+    def struck(self) -> None:
+        """Leave word that it happens now; only the first time counts."""
+        if not self.mark.exists():
+            part = self.mark.with_suffix(".part")
+            part.write_text(str(time.monotonic()))
+            part.rename(self.mark)
+
+    def struck_at(self) -> float | None:
+        """When it happened, on the monotonic clock, which all processes of a machine share."""
+        return float(self.mark.read_text()) if self.mark.exists() else None
+
+
+def from_environment() -> Plan:
+    return Plan(**json.loads(os.environ[VARIABLE]))
+
+
+def altered(calls: Sequence[str], plan: Plan) -> list[str]:
+    """`calls` as the culprit makes them."""
+    before, this, after = list(calls[: plan.call]), calls[plan.call], list(calls[plan.call + 1 :])
+    if plan.fault == "skip":
+        return [*before, *after]
+    if plan.fault == "extra":
+        return [*before, this, this, *after]
+    if plan.fault == "order":
+        return [*before, *after[:1], this, *after[1:]]
+    if plan.fault in ("shape", "dtype"):
+        return [*before, f"{this} of another {plan.fault}", *after]
+    return list(calls)

@@ -1,0 +1,136 @@
+"""What is done to a job, and what has to be said of it: one row each. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from random import Random
+
+from harness.stalls.plan import ALL_REDUCES, CALLS, GROUPS, WORLD, Plan, members
+
+Ranks = frozenset[int]
+
+
+class Launch(Enum):
+    """How the four ranks are started."""
+
+    RANKS = "ranks"  # each by itself, as where a rank's peers are on other nodes: nobody ends them with it
+    TORCHRUN = "torchrun"  # one agent, which ends all when one dies; the store is its own
+    HOSTS = "hosts"  # two on each of two hosts, with a network for the store and one for data
+
+
+def alone(plan: Plan) -> set[Ranks]:
+    return {frozenset({plan.rank})}
+
+
+def alone_or_pair(plan: Plan) -> set[Ranks]:
+    """In a group of two nobody is in the majority: both may be named."""
+    pair = members(plan.group, plan.rank)
+    return alone(plan) | ({frozenset(pair)} if len(pair) == 2 else set())
+
+
+def second_host(plan: Plan) -> set[Ranks]:
+    return {frozenset({2, 3})}
+
+
+def anybody(plan: Plan) -> set[Ranks]:
+    return set()
+
+
+@dataclass(frozen=True)
+class Expected:
+    """`kinds`, `doing`, `details`: any of them is right, none given: whatever is said; `error`: whether the verdict is
+    an error, None if that is open; `culprits`: sets of ranks of which one has to be named, none: whoever is."""
+
+    kinds: tuple[str, ...]
+    doing: tuple[str, ...] = ()
+    details: tuple[str, ...] = ()
+    error: bool | None = True
+    culprits: Callable[[Plan], set[Ranks]] = alone
+
+
+@dataclass(frozen=True)
+class Row:
+    """One fault. `expected`: None of a healthy job; `calls`: which of a group's calls it may hit; `rank`: the culprit,
+    where it is not left to chance; `lasting`: in thresholds; `judged_by`: whose verdict counts, nobody given: the
+    first of all ranks'."""
+
+    name: str
+    what: str
+    fault: str
+    expected: Expected | None
+    launch: Launch = Launch.RANKS
+    calls: tuple[str, ...] = CALLS
+    rank: int | None = None
+    lasting: float = 4.0
+    judged_by: tuple[int, ...] = ()
+
+    def plan(self, chance: Random, threshold: float, healthy_seconds: float, patched: bool = True) -> Plan:
+        """The fault at a rank, a group and a moment picked at random."""
+        rank = chance.randrange(WORLD)
+        return Plan(
+            fault=self.fault,
+            rank=rank if self.rank is None else self.rank,
+            group=chance.choice(list(GROUPS)),
+            step=chance.randrange(20, 60),
+            call=CALLS.index(chance.choice(self.calls)),
+            delay=chance.uniform(0, 0.05),
+            lasting=self.lasting * threshold,
+            seconds=600.0 if self.expected else healthy_seconds,
+            patched=patched,
+        )
+
+
+GONE = Expected(("gone",))
+FROZEN = Expected(("frozen",))
+# Until the others' next calls are seen, a call left out looks like another one made in its place, and the other way
+# round; so does one more. Of two ranks neither can be told to be the one that left out or added.
+MISSED = ("skipped", "extra", "operation", "shape", "root")
+SKIPPED = Expected(("mismatch",), details=MISSED, culprits=alone_or_pair)
+SHAPE = Expected(("mismatch",), details=("shape",), culprits=alone_or_pair)
+DTYPE = Expected(("mismatch",), details=("dtype",), culprits=alone_or_pair)
+ORDER = Expected(("mismatch",), details=("operation", "order", *MISSED), culprits=alone_or_pair)
+
+ROWS = (
+    Row("loader", "asleep in its data set", "loader", Expected(("absent",), ("data",))),
+    # Its main thread looks up every few seconds, to see whether the worker lives.
+    Row("loader-worker", "asleep in a loader's worker", "worker", Expected(("absent",), ("data",), error=None)),
+    Row("sigstop", "SIGSTOP", "stop", FROZEN),
+    Row("sigkill", "SIGKILL", "kill", GONE),
+    Row("exit", "os._exit", "exit", GONE),
+    Row("exception", "an exception in its own code", "exception", GONE),
+    Row("skip", "a collective left out", "skip", SKIPPED),
+    Row("extra", "a collective too many", "extra", SKIPPED),
+    Row("shape", "half the elements", "shape", SHAPE, calls=ALL_REDUCES),
+    Row("dtype", "float64 for float32", "dtype", DTYPE, calls=ALL_REDUCES),
+    Row("order", "two collectives of a group swapped", "order", ORDER, calls=CALLS[:-1]),
+    Row("circle", "groups in another order", "circle",
+        Expected(("mismatch", "absent"), details=("order", "operation", *MISSED),
+                 culprits=lambda plan: alone(plan) | {frozenset(members("tp", plan.rank))})),
+    Row("slow", "longer than the threshold in its own code, each step", "slow",
+        Expected(("absent",), ("user",), error=False), lasting=1.5),
+    Row("checkpoint", "busy in torch.save", "checkpoint", Expected(("absent",), ("checkpoint",), error=False)),
+    Row("compile", "busy in torch.compile", "compile", Expected(("absent",), ("compile",), error=False)),
+    Row("gil", "in a C call that holds the GIL", "gil", FROZEN),
+    Row("store-host", "SIGSTOP of rank 0, which hosts the store", "stop", FROZEN, rank=0),
+    Row("host-cut", "the second host cut off", "outside", Expected(("unreachable",), culprits=second_host),
+        launch=Launch.HOSTS, rank=0, judged_by=(0, 1)),
+    Row("data-cut", "the hosts' data network cut, the store's not", "outside",
+        Expected(("stuck",), culprits=anybody), launch=Launch.HOSTS, rank=0),
+    *(Row(f"{name}-torchrun", f"{what}, under torchrun", fault, expected, launch=Launch.TORCHRUN, calls=calls)
+      for name, what, fault, expected, calls in (
+          ("sigkill", "SIGKILL", "kill", GONE, CALLS),
+          ("exit", "os._exit", "exit", GONE, CALLS),
+          ("exception", "an exception in its own code", "exception", GONE, CALLS),
+          ("shape", "half the elements", "shape", SHAPE, ALL_REDUCES),
+          ("skip", "a collective left out", "skip", SKIPPED, CALLS),
+          ("sigstop", "SIGSTOP", "stop", FROZEN, CALLS),
+      )),
+    Row("pipeline", "healthy: a pipeline, P2P and overlapping collectives", "pipeline", None),
+    Row("healthy", "healthy: nothing happens", "none", None),
+    Row("late", "healthy: a rank late by a third of the threshold, each step", "late", None, lasting=1 / 3),
+    Row("pause", "healthy: all ranks pause for twice the threshold", "pause", None, lasting=2.0),
+)  # fmt: skip
+
+BY_NAME = {row.name: row for row in ROWS}

@@ -1,0 +1,151 @@
+"""One job with one fault: run it until somebody says what is wrong, and see whether that is right."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness.job import Job
+from harness.stalls import verdicts
+from harness.stalls.launching import Running, running
+from harness.stalls.plan import Plan
+from harness.stalls.table import Launch, Row
+from harness.stalls.verdicts import Given
+from harness.waiting import until
+
+# Four ranks import torch at once, on a machine that others use too.
+STARTING = 180.0
+# How much longer than the threshold a verdict may take, and how much longer it is waited for.
+WITHIN = 5.0
+PATIENCE = 10.0
+LOOK_EVERY = 0.1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`seconds`: from the fault to the verdict; `wrong`: what is not as it should be, in words."""
+
+    row: Row
+    plan: Plan
+    verdict: Given | None
+    seconds: float | None
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def right(self) -> bool:
+        return not self.wrong
+
+    @property
+    def where(self) -> str:
+        return "" if self.verdict is None else "offline" if self.verdict.by is None else "live"
+
+
+def attempt(row: Row, plan: Plan, directory: Path, threshold: float) -> Outcome:
+    """Run `row` once, with its files in `directory`."""
+    plan = plan.at(directory)
+    with running(row, plan, directory, DD_PYTORCH_STALL_SECONDS=f"{threshold:g}") as job:
+        struck = _strike(job, plan)
+        if row.expected is None:
+            return _healthy(row, plan, job, directory / "log")
+        verdict = _wait_for_verdict(row, job, struck + threshold + WITHIN + PATIENCE, directory / "log")
+        seconds = time.monotonic() - struck
+        stderr = "\n".join(_stderr(one) for one in job.jobs)
+    if verdict is None:
+        return Outcome(row, plan, None, None, ["no verdict"])
+    wrong = verdicts.wrongs(row.expected, plan, verdict)
+    if seconds > threshold + WITHIN:
+        wrong.append("late")
+    if verdict.by is not None and (lines := verdicts.warned(verdict, stderr)) != 1:
+        wrong.append(f"{lines} warnings")
+    return Outcome(row, plan, verdict, seconds, wrong)
+
+
+def _strike(job: Running, plan: Plan) -> float:
+    """When the fault came."""
+
+    def struck() -> float | None:
+        at = plan.struck_at()
+        assert at or not all(_over(job)), "the job ended before its fault came:\n" + _stderr(job.jobs[0])[-4000:]
+        return at
+
+    at = until(struck, STARTING, f"{plan.fault} at rank {plan.rank}, step {plan.step}") or 0.0
+    if plan.fault == "outside":
+        job.strike()
+        at = time.monotonic()
+    return at
+
+
+def _wait_for_verdict(row: Row, job: Running, deadline: float, log: Path) -> Given | None:
+    """The first verdict given while the job runs; if it dies without, what is said afterwards."""
+    while time.monotonic() < deadline:
+        over = _over(job)
+        for verdict in verdicts.live(log):
+            if not row.judged_by or verdict.by in row.judged_by:
+                return verdict
+        if _dead(row, over):
+            return verdicts.offline(log)
+        time.sleep(LOOK_EVERY)
+    return None
+
+
+def _dead(row: Row, over: list[bool]) -> bool:
+    """Whether nobody is left who could say anything: all have ended, or all but a rank that is frozen."""
+    return sum(over) >= len(over) - (row.launch is Launch.RANKS)
+
+
+def _healthy(row: Row, plan: Plan, job: Running, log: Path) -> Outcome:
+    """Of a job in which nothing goes wrong nothing may be said that is an error."""
+    results = [one.wait(plan.seconds + STARTING) for one in job.jobs]
+    wrong = [f"exit status {result.returncode}" for result in results if result.returncode]
+    errors = [verdict for verdict in verdicts.live(log) if verdict.error]
+    wrong += [f"said: {verdict}" for verdict in errors]
+    return Outcome(row, plan, errors[0] if errors else None, None, wrong)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a rank (or all, under torchrun) ended by itself, if it did: `seconds` after the fault."""
+
+    status: int | None
+    seconds: float | None
+    said: str
+
+    def __str__(self) -> str:
+        if self.seconds is None:
+            return "runs or waits"
+        how = f"signal {-self.status}" if self.status and self.status < 0 else f"status {self.status}"
+        return f"{how} after {self.seconds:.1f} s: {self.said}"
+
+
+def observe(row: Row, plan: Plan, directory: Path, seconds: float) -> list[Ending]:
+    """What a job does by itself within `seconds` after the fault, with nobody watching it: how each rank ended."""
+    plan = plan.at(directory)
+    ended: dict[int, float] = {}
+    with running(row, plan, directory) as job:
+        struck = _strike(job, plan)
+        while time.monotonic() < struck + seconds and len(ended) < len(job.jobs):
+            for number, over in enumerate(_over(job)):
+                if over:
+                    ended.setdefault(number, time.monotonic() - struck)
+            time.sleep(LOOK_EVERY)
+        return [
+            Ending(one.process.poll(), ended.get(number), _last_words(_stderr(one)))
+            for number, one in enumerate(job.jobs)
+        ]
+
+
+def _over(job: Running) -> list[bool]:
+    return [one.process.poll() is not None for one in job.jobs]
+
+
+def _stderr(job: Job) -> str:
+    return (job.directory / "stderr").read_text(errors="replace")
+
+
+def _last_words(stderr: str) -> str:
+    """The line of an error, or the last one."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    telling: Callable[[str], bool] = lambda line: "Error" in line or "what()" in line or "OutOfData" in line  # noqa: E731
+    return next((line for line in reversed(lines) if telling(line)), lines[-1] if lines else "")
