@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
 from harness.stalls.plan import Plan
 
 

@@ -7,6 +7,7 @@ import time
 
 import torch
 import torch.distributed as dist
+
 from harness.stalls.plan import WORLD, Plan
 
 MICROBATCHES = 4

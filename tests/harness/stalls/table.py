@@ -88,6 +88,7 @@ FROZEN = Expected(("frozen",))
 # round; so does one more. Of two ranks neither can be told to be the one that left out or added.
 MISSED = ("skipped", "extra", "operation", "shape", "root")
 SKIPPED = Expected(("mismatch",), details=MISSED, culprits=alone_or_pair)
+EXTRA = Expected(("mismatch",), details=("extra", *MISSED), culprits=alone_or_pair)
 SHAPE = Expected(("mismatch",), details=("shape",), culprits=alone_or_pair)
 DTYPE = Expected(("mismatch",), details=("dtype",), culprits=alone_or_pair)
 ORDER = Expected(("mismatch",), details=("operation", "order", *MISSED), culprits=alone_or_pair)
@@ -101,7 +102,7 @@ ROWS = (
     Row("exit", "os._exit", "exit", GONE),
     Row("exception", "an exception in its own code", "exception", GONE),
     Row("skip", "a collective left out", "skip", SKIPPED),
-    Row("extra", "a collective too many", "extra", SKIPPED),
+    Row("extra", "a collective too many", "extra", EXTRA),
     Row("shape", "half the elements", "shape", SHAPE, calls=ALL_REDUCES),
     Row("dtype", "float64 for float32", "dtype", DTYPE, calls=ALL_REDUCES),
     Row("order", "two collectives of a group swapped", "order", ORDER, calls=CALLS[:-1]),

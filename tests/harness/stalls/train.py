@@ -12,11 +12,12 @@ from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.utils.data import DataLoader, Dataset
+
 from harness.stalls import faults
 from harness.stalls.pipeline import train_pipeline
 from harness.stalls.plan import CALLS, Plan, altered, from_environment
-from torch.distributed.device_mesh import init_device_mesh
-from torch.utils.data import DataLoader, Dataset
 
 BATCH = 8
 PR_SET_PDEATHSIG = 1

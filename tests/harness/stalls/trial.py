@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,20 +41,20 @@ class Outcome:
         return "" if self.verdict is None else "offline" if self.verdict.by is None else "live"
 
 
-def attempt(row: Row, plan: Plan, directory: Path, threshold: float) -> Outcome:
-    """Run `row` once, with its files in `directory`."""
+def attempt(row: Row, plan: Plan, directory: Path, threshold: float, within: float = WITHIN) -> Outcome:
+    """Run `row` once, with its files in `directory`; a verdict is late after `threshold` and `within` seconds."""
     plan = plan.at(directory)
     with running(row, plan, directory, DD_PYTORCH_STALL_SECONDS=f"{threshold:g}") as job:
         struck = _strike(job, plan)
         if row.expected is None:
             return _healthy(row, plan, job, directory / "log")
-        verdict = _wait_for_verdict(row, job, struck + threshold + WITHIN + PATIENCE, directory / "log")
+        verdict = _wait_for_verdict(row, job, struck + threshold + within + PATIENCE, directory / "log")
         seconds = time.monotonic() - struck
         stderr = "\n".join(_stderr(one) for one in job.jobs)
     if verdict is None:
         return Outcome(row, plan, None, None, ["no verdict"])
     wrong = verdicts.wrongs(row.expected, plan, verdict)
-    if seconds > threshold + WITHIN:
+    if seconds > threshold + within:
         wrong.append("late")
     if verdict.by is not None and (lines := verdicts.warned(verdict, stderr)) != 1:
         wrong.append(f"{lines} warnings")
@@ -147,5 +146,5 @@ def _stderr(job: Job) -> str:
 def _last_words(stderr: str) -> str:
     """The line of an error, or the last one."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    telling: Callable[[str], bool] = lambda line: "Error" in line or "what()" in line or "OutOfData" in line  # noqa: E731
-    return next((line for line in reversed(lines) if telling(line)), lines[-1] if lines else "")
+    telling = [line for line in lines if any(word in line for word in ("Error:", "what():", "OutOfData:"))]
+    return [*lines[-1:], *telling][-1] if lines else ""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.job import BIN, environment
+from harness.job import environment
 from harness.stalls.plan import Plan
 from harness.stalls.table import Expected
 
