@@ -52,20 +52,39 @@ class Plan:
     def at(self, directory: Path) -> Plan:
         return replace(self, directory=str(directory))
 
-    @property
-    def mark(self) -> Path:
-        return Path(self.directory, "struck")
-
     def struck(self) -> None:
         """Leave word that it happens now; only the first time counts."""
-        if not self.mark.exists():
-            part = self.mark.with_suffix(".part")
-            part.write_text(str(time.monotonic()))
-            part.rename(self.mark)
+        self._note("struck")
 
     def struck_at(self) -> float | None:
         """When it happened, on the monotonic clock, which all processes of a machine share."""
-        return float(self.mark.read_text()) if self.mark.exists() else None
+        return self._noted("struck")
+
+    def raised(self, rank: int) -> None:
+        """Leave word that an exception has reached the training loop of `rank`."""
+        self._note(f"raised-{rank}")
+
+    def raised_at(self, rank: int) -> float | None:
+        return self._noted(f"raised-{rank}")
+
+    def begins(self, rank: int, step: int) -> None:
+        """Leave word that `rank` has come as far as `step`."""
+        Path(self.directory, f"step-{rank}").write_text(str(step))
+
+    def begun(self, rank: int) -> str:
+        path = Path(self.directory, f"step-{rank}")
+        return path.read_text() if path.exists() else ""
+
+    def _note(self, name: str) -> None:
+        path = Path(self.directory, name)
+        if not path.exists():
+            part = path.with_suffix(".part")
+            part.write_text(str(time.monotonic()))
+            part.rename(path)
+
+    def _noted(self, name: str) -> float | None:
+        path = Path(self.directory, name)
+        return float(path.read_text()) if path.exists() else None
 
 
 def from_environment() -> Plan:

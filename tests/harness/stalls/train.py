@@ -88,6 +88,7 @@ def train(plan: Plan) -> None:
     step = 0
     go_on = torch.ones(1)
     while go_on:
+        plan.begins(rank, step)
         faults.between_steps(plan, rank, step, model)
         model(next(data)).square().mean().backward()
         strikes = plan.strikes(rank, step)
@@ -122,10 +123,11 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(7)
     dist.init_process_group("gloo")
-    if plan.fault == "pipeline":
-        train_pipeline(plan)
-    else:
-        train(plan)
+    try:
+        (train_pipeline if plan.fault == "pipeline" else train)(plan)
+    except Exception:
+        plan.raised(dist.get_rank())
+        raise
     dist.destroy_process_group()
 
 

@@ -105,34 +105,53 @@ def _healthy(row: Row, plan: Plan, job: Running, log: Path) -> Outcome:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a rank (or all, under torchrun) ended by itself, if it did: `seconds` after the fault."""
+    """How a rank (or all, under torchrun) ended by itself, if it did. `raised`, `ended`: seconds after the fault until
+    an exception reached its training loop, and until its process was gone; `trains`: it went on to the end."""
 
+    trains: bool
     status: int | None
-    seconds: float | None
+    raised: float | None
+    ended: float | None
     said: str
 
     def __str__(self) -> str:
-        if self.seconds is None:
-            return "runs or waits"
-        how = f"signal {-self.status}" if self.status and self.status < 0 else f"status {self.status}"
-        return f"{how} after {self.seconds:.1f} s: {self.said}"
+        words = [] if self.raised is None else [f"raises after {self.raised:.1f} s"]
+        if self.ended is not None:
+            how = f"signal {-self.status}" if self.status and self.status < 0 else f"status {self.status}"
+            words.append(f"{how} after {self.ended:.1f} s")
+        if not words:
+            return "goes on" if self.trains else "stands still"
+        return ", ".join(words) + (f": {self.said}" if self.said else "")
 
 
 def observe(row: Row, plan: Plan, directory: Path, seconds: float) -> list[Ending]:
     """What a job does by itself within `seconds` after the fault, with nobody watching it: how each rank ended."""
     plan = plan.at(directory)
     ended: dict[int, float] = {}
+    halfway: list[str] = []
     with running(row, plan, directory) as job:
         struck = _strike(job, plan)
         while time.monotonic() < struck + seconds and len(ended) < len(job.jobs):
             for number, over in enumerate(_over(job)):
                 if over:
                     ended.setdefault(number, time.monotonic() - struck)
+            if not halfway and time.monotonic() > struck + seconds / 2:
+                halfway = [plan.begun(rank) for rank in range(len(job.jobs))]
             time.sleep(LOOK_EVERY)
         return [
-            Ending(one.process.poll(), ended.get(number), _last_words(_stderr(one)))
+            Ending(
+                bool(halfway) and plan.begun(number) != halfway[number],
+                one.process.poll(),
+                _since(struck, plan.raised_at(number)),
+                ended.get(number),
+                _last_words(_stderr(one)),
+            )
             for number, one in enumerate(job.jobs)
         ]
+
+
+def _since(struck: float, at: float | None) -> float | None:
+    return None if at is None else at - struck
 
 
 def _over(job: Running) -> list[bool]:
