@@ -79,17 +79,18 @@ class Host(Jobs):
         """Start `command` on this host, in the job's directory."""
         there = self.directory / f"job-{len(self._jobs)}"
         in_directory = ("sh", "-c", 'cd "$0" && exec "$@"', str(there))
-        return super().start([*self._enter(), *in_directory, *command], env | {"TMPDIR": "/tmp"})
+        return super().start([*self._enter(*self._namespaces), *in_directory, *command], env | {"TMPDIR": "/tmp"})
 
     def ip(self, *arguments: str) -> str:
-        """Run ip(8) on this host."""
-        return subprocess.run([*self._enter(), "ip", *arguments], check=True, capture_output=True, text=True).stdout
+        """Run ip(8) on this host's network, and with the tests' pids."""
+        command = [*self._enter("--net"), "ip", *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
     def lay_cable(self, other: Host, name: str, network: str) -> None:
         """Connect two hosts that are apart, by interfaces of that name; this one becomes `network`.1, the other .2."""
-        other_network = f"/proc/{other._init}/ns/net"
-        self.ip("link", "add", name, "type", "veth", "peer", "name", name, "netns", other_network)
+        self.ip("link", "add", name, "type", "veth", "peer", "name", name, "netns", str(other._init))
         for number, host in ((1, self), (2, other)):
+            host.ip("link", "set", name, "addrgenmode", "none")  # no IPv6 address, which gloo would rather take
             host.ip("addr", "add", f"{network}.{number}/24", "dev", name)
             host.ip("link", "set", name, "up")
             host.ip("link", "set", "lo", "up")
@@ -100,9 +101,9 @@ class Host(Jobs):
         self.ip("neigh", "replace", f"{network}.2", *nobody)
         other.ip("neigh", "replace", f"{network}.1", *nobody)
 
-    def _enter(self) -> tuple[str, ...]:
+    def _enter(self, *namespaces: str) -> tuple[str, ...]:
         user = ("--user", "--preserve-credentials") if self._user else ()
-        return ("nsenter", f"--target={self._init}", *user, *self._namespaces)
+        return ("nsenter", f"--target={self._init}", *user, *namespaces)
 
     def start_as_init(self, command: Sequence[str], env: dict[str, str]) -> Job:
         """Start `command` as PID 1 of its own PID namespace, as the only process of a container is."""

@@ -16,6 +16,9 @@ from harness.stalls.table import Launch, Row
 TESTS = Path(__file__).resolve().parents[2]
 TRAIN = str(Path(__file__).with_name("train.py"))
 
+# However we end. What a launcher starts has to see to that itself, and so does train.py.
+WITH_US = ("setpriv", "--pdeathsig", "KILL")
+
 STORE, DATA = ("store0", "10.9.1"), ("data0", "10.9.2")
 
 
@@ -45,10 +48,11 @@ def running(row: Row, plan: Plan, directory: Path, **settings: str) -> Iterator[
         return
     with jobs_in(directory) as jobs:
         if row.launch is Launch.TORCHRUN:
-            started = [jobs.start([*torchrun(WORLD), TRAIN], env)]
+            started = [jobs.start([*WITH_US, *torchrun(WORLD), TRAIN], env)]
         else:
             port = free_port()
-            started = [jobs.start([*PYTHON, TRAIN], env | _place(rank, "127.0.0.1", port)) for rank in range(WORLD)]
+            places = [_place(rank, "127.0.0.1", port) for rank in range(WORLD)]
+            started = [jobs.start([*WITH_US, *PYTHON, TRAIN], env | place) for place in places]
         yield Running(started, lambda: None)
 
 

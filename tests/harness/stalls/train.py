@@ -113,7 +113,7 @@ def train(plan: Plan) -> None:
 
 
 def main() -> None:
-    # Whatever ends the harness ends its ranks, those too that are stopped.
+    # Whatever ends the launcher ends its ranks, those too that are stopped.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     plan = from_environment()
     if plan.patched:

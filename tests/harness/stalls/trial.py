@@ -131,22 +131,24 @@ def observe(row: Row, plan: Plan, directory: Path, seconds: float) -> list[Endin
     halfway: list[str] = []
     with running(row, plan, directory) as job:
         struck = _strike(job, plan)
+        # Of all ranks under one agent the culprit's exception is the one to know.
+        ranks = range(len(job.jobs)) if len(job.jobs) > 1 else (plan.rank,)
         while time.monotonic() < struck + seconds and len(ended) < len(job.jobs):
             for number, over in enumerate(_over(job)):
                 if over:
                     ended.setdefault(number, time.monotonic() - struck)
             if not halfway and time.monotonic() > struck + seconds / 2:
-                halfway = [plan.begun(rank) for rank in range(len(job.jobs))]
+                halfway = [plan.begun(rank) for rank in ranks]
             time.sleep(LOOK_EVERY)
         return [
             Ending(
-                bool(halfway) and plan.begun(number) != halfway[number],
-                one.process.poll(),
-                _since(struck, plan.raised_at(number)),
-                ended.get(number),
-                _last_words(_stderr(one)),
+                trains=bool(halfway) and plan.begun(rank) != halfway[number],
+                status=one.process.poll(),
+                raised=_since(struck, plan.raised_at(rank)),
+                ended=ended.get(number),
+                said=_last_words(_stderr(one)),
             )
-            for number, one in enumerate(job.jobs)
+            for number, (rank, one) in enumerate(zip(ranks, job.jobs, strict=True))
         ]
 
 
