@@ -104,7 +104,7 @@ def between_steps(plan: Plan, rank: int, step: int, model: torch.nn.Module) -> N
         _INSIDE[plan.fault](plan, model)
     elif plan.fault in _ANYWHERE:
         threading.Thread(target=_strike, args=(plan,), daemon=True).start()
-    elif plan.fault == "outside":
+    elif plan.fault in ("outside", "none"):
         plan.struck()
 
 

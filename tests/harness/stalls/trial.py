@@ -10,7 +10,7 @@ from harness.job import Job
 from harness.stalls import verdicts
 from harness.stalls.launching import Running, running
 from harness.stalls.plan import Plan
-from harness.stalls.table import Launch, Row
+from harness.stalls.table import Row
 from harness.stalls.verdicts import Given
 from harness.waiting import until
 
@@ -79,25 +79,21 @@ def _strike(job: Running, plan: Plan) -> float:
 def _wait_for_verdict(row: Row, job: Running, deadline: float, log: Path) -> Given | None:
     """The first verdict given while the job runs; if it dies without, what is said afterwards."""
     while time.monotonic() < deadline:
-        over = _over(job)
+        over = _over(job)  # before the look: what a rank wrote as it ended counts as live
         for verdict in verdicts.live(log):
             if not row.judged_by or verdict.by in row.judged_by:
                 return verdict
-        if _dead(row, over):
+        if all(over):
             return verdicts.offline(log)
         time.sleep(LOOK_EVERY)
     return None
 
 
-def _dead(row: Row, over: list[bool]) -> bool:
-    """Whether nobody is left who could say anything: all have ended, or all but a rank that is frozen."""
-    return sum(over) >= len(over) - (row.launch is Launch.RANKS)
-
-
 def _healthy(row: Row, plan: Plan, job: Running, log: Path) -> Outcome:
     """Of a job in which nothing goes wrong nothing may be said that is an error."""
     results = [one.wait(plan.seconds + STARTING) for one in job.jobs]
-    wrong = [f"exit status {result.returncode}" for result in results if result.returncode]
+    failed = [result for result in results if result.returncode]
+    wrong = [f"exit status {result.returncode}: {_last_words(result.stderr)}" for result in failed]
     errors = [verdict for verdict in verdicts.live(log) if verdict.error]
     wrong += [f"said: {verdict}" for verdict in errors]
     return Outcome(row, plan, errors[0] if errors else None, None, wrong)
