@@ -30,9 +30,10 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
+from harness.stalls.observing import Ending, observe  # noqa: E402
 from harness.stalls.plan import CALLS, Plan  # noqa: E402
 from harness.stalls.table import BY_NAME, ROWS, Expected, Launch, Row  # noqa: E402
-from harness.stalls.trial import WITHIN, Ending, Outcome, attempt, observe  # noqa: E402
+from harness.stalls.trial import WITHIN, Outcome, attempt  # noqa: E402
 
 # Long enough for peers to notice a dead rank and to end, on a busy machine.
 OBSERVED = 20.0

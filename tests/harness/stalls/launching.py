@@ -29,6 +29,21 @@ class Running:
     jobs: list[Job]
     strike: Callable[[], None]
 
+    def over(self) -> list[bool]:
+        """Which of them have ended."""
+        return [one.process.poll() is not None for one in self.jobs]
+
+
+def stderr_of(job: Job) -> str:
+    return (job.directory / "stderr").read_text(errors="replace")
+
+
+def last_words(stderr: str) -> str:
+    """The last line that tells of an error, or else the last one."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    telling = [line for line in lines if any(word in line for word in ("Error:", "what():", "OutOfData:"))]
+    return [*lines[-1:], *telling][-1] if lines else ""
+
 
 @contextlib.contextmanager
 def running(row: Row, plan: Plan, directory: Path, **settings: str) -> Iterator[Running]:

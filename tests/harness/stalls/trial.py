@@ -6,9 +6,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.job import Job
 from harness.stalls import verdicts
-from harness.stalls.launching import Running, running
+from harness.stalls.launching import Running, last_words, running, stderr_of
 from harness.stalls.plan import Plan
 from harness.stalls.table import Row
 from harness.stalls.verdicts import Given
@@ -45,12 +44,12 @@ def attempt(row: Row, plan: Plan, directory: Path, threshold: float, within: flo
     """Run `row` once, with its files in `directory`; a verdict is late after `threshold` and `within` seconds."""
     plan = plan.at(directory)
     with running(row, plan, directory, DD_PYTORCH_STALL_SECONDS=f"{threshold:g}") as job:
-        struck = _strike(job, plan)
+        struck = strike(job, plan)
         if row.expected is None:
             return _healthy(row, plan, job, directory / "log")
         verdict = _wait_for_verdict(row, job, struck + threshold + within + PATIENCE, directory / "log")
         seconds = time.monotonic() - struck
-        stderr = "\n".join(_stderr(one) for one in job.jobs)
+        stderr = "\n".join(stderr_of(one) for one in job.jobs)
     if verdict is None:
         return Outcome(row, plan, None, None, ["no verdict"])
     wrong = verdicts.wrongs(row.expected, plan, verdict)
@@ -61,12 +60,12 @@ def attempt(row: Row, plan: Plan, directory: Path, threshold: float, within: flo
     return Outcome(row, plan, verdict, seconds, wrong)
 
 
-def _strike(job: Running, plan: Plan) -> float:
-    """When the fault came."""
+def strike(job: Running, plan: Plan) -> float:
+    """When the fault came, which is now if it is done from outside."""
 
     def struck() -> float | None:
         at = plan.struck_at()
-        assert at or not all(_over(job)), "the job ended before its fault came:\n" + _stderr(job.jobs[0])[-4000:]
+        assert at or not all(job.over()), "the job ended before its fault came:\n" + stderr_of(job.jobs[0])[-4000:]
         return at
 
     at = until(struck, STARTING, f"{plan.fault} at rank {plan.rank}, step {plan.step}") or 0.0
@@ -79,7 +78,7 @@ def _strike(job: Running, plan: Plan) -> float:
 def _wait_for_verdict(row: Row, job: Running, deadline: float, log: Path) -> Given | None:
     """The first verdict given while the job runs; if it dies without, what is said afterwards."""
     while time.monotonic() < deadline:
-        over = _over(job)  # before the look: what a rank wrote as it ended counts as live
+        over = job.over()  # before the look: what a rank wrote as it ended counts as live
         for verdict in verdicts.live(log):
             if not row.judged_by or verdict.by in row.judged_by:
                 return verdict
@@ -93,75 +92,7 @@ def _healthy(row: Row, plan: Plan, job: Running, log: Path) -> Outcome:
     """Of a job in which nothing goes wrong nothing may be said that is an error."""
     results = [one.wait(plan.seconds + STARTING) for one in job.jobs]
     failed = [result for result in results if result.returncode]
-    wrong = [f"exit status {result.returncode}: {_last_words(result.stderr)}" for result in failed]
+    wrong = [f"exit status {result.returncode}: {last_words(result.stderr)}" for result in failed]
     errors = [verdict for verdict in verdicts.live(log) if verdict.error]
     wrong += [f"said: {verdict}" for verdict in errors]
     return Outcome(row, plan, errors[0] if errors else None, None, wrong)
-
-
-@dataclass(frozen=True)
-class Ending:
-    """How a rank (or all, under torchrun) ended by itself, if it did. `raised`, `ended`: seconds after the fault until
-    an exception reached its training loop, and until its process was gone; `trains`: it went on to the end."""
-
-    trains: bool
-    status: int | None
-    raised: float | None
-    ended: float | None
-    said: str
-
-    def __str__(self) -> str:
-        words = [] if self.raised is None else [f"raises after {self.raised:.1f} s"]
-        if self.ended is not None:
-            how = f"signal {-self.status}" if self.status and self.status < 0 else f"status {self.status}"
-            words.append(f"{how} after {self.ended:.1f} s")
-        if not words:
-            return "goes on" if self.trains else "stands still"
-        return ", ".join(words) + (f": {self.said}" if self.said else "")
-
-
-def observe(row: Row, plan: Plan, directory: Path, seconds: float) -> list[Ending]:
-    """What a job does by itself within `seconds` after the fault, with nobody watching it: how each rank ended."""
-    plan = plan.at(directory)
-    ended: dict[int, float] = {}
-    halfway: list[str] = []
-    with running(row, plan, directory) as job:
-        struck = _strike(job, plan)
-        # Of all ranks under one agent the culprit's exception is the one to know.
-        ranks = range(len(job.jobs)) if len(job.jobs) > 1 else (plan.rank,)
-        while time.monotonic() < struck + seconds and len(ended) < len(job.jobs):
-            for number, over in enumerate(_over(job)):
-                if over:
-                    ended.setdefault(number, time.monotonic() - struck)
-            if not halfway and time.monotonic() > struck + seconds / 2:
-                halfway = [plan.begun(rank) for rank in ranks]
-            time.sleep(LOOK_EVERY)
-        return [
-            Ending(
-                trains=bool(halfway) and plan.begun(rank) != halfway[number],
-                status=one.process.poll(),
-                raised=_since(struck, plan.raised_at(rank)),
-                ended=ended.get(number),
-                said=_last_words(_stderr(one)),
-            )
-            for number, (rank, one) in enumerate(zip(ranks, job.jobs, strict=True))
-        ]
-
-
-def _since(struck: float, at: float | None) -> float | None:
-    return None if at is None else at - struck
-
-
-def _over(job: Running) -> list[bool]:
-    return [one.process.poll() is not None for one in job.jobs]
-
-
-def _stderr(job: Job) -> str:
-    return (job.directory / "stderr").read_text(errors="replace")
-
-
-def _last_words(stderr: str) -> str:
-    """The line of an error, or the last one."""
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    telling = [line for line in lines if any(word in line for word in ("Error:", "what():", "OutOfData:"))]
-    return [*lines[-1:], *telling][-1] if lines else ""

@@ -75,6 +75,8 @@ def wrongs(expected: Expected, plan: Plan, verdict: Given) -> list[str]:
         wrong.append(f"doing {verdict.doing}")
     if expected.details and verdict.kind == "mismatch" and verdict.detail not in expected.details:
         wrong.append(f"detail {verdict.detail}")
+    if expected.kinds == ("mismatch",) and verdict.group != plan.group:
+        wrong.append(f"group {verdict.group}")
     if expected.error is not None and verdict.error != expected.error:
         wrong.append("an error" if verdict.error else "no error")
     return wrong
