@@ -36,7 +36,7 @@ from harness.stalls.table import BY_NAME, ROWS, Expected, Launch, Row  # noqa: E
 from harness.stalls.trial import WITHIN, Outcome, attempt  # noqa: E402
 
 # Long enough for peers to notice a dead rank and to end, on a busy machine.
-OBSERVED = 20.0
+OBSERVED = 12.0
 
 Rows = list[tuple[str, ...]]
 
