@@ -118,7 +118,7 @@ class Connection:
             own = users.clone() if hasattr(users, "clone") else type(users)(users.path) if _is_file(users) else users
             self._board = Board(own, self._place)
             return
-        self._older = sockets.connected_to(self._port)
+        self._older = set(sockets.own_sockets())
         self._opening.set()
         options = {"use_libuv": users.libuvBackend} if hasattr(users, "libuvBackend") else {}
         own = type(users)(
@@ -151,7 +151,7 @@ class Connection:
         self._inode = self._board = self._users = None
 
     def _newest(self) -> str | None:
-        newer = sockets.connected_to(self._port) - self._older
+        newer = sockets.connected_to(self._port, self._older)
         return newer.pop() if len(newer) == 1 else None
 
 

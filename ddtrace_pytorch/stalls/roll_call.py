@@ -126,10 +126,13 @@ class RollCall:
             return Roll(self._states())
         if self._leaving.wait(self._turn) or self._heard_lately():
             return None
-        if self._asking is not None and self._asking.thread.is_alive():
-            self._asking.connection.sever()
-            return Roll(self._states(), store_answers=False)
         patience = PATIENCE_SECONDS + (self._pause or 0.0)
+        if self._asking is not None:
+            # It may be taking the last answers away; one that the store keeps is not joined by a second.
+            self._asking.thread.join(patience)
+            if self._asking.thread.is_alive():
+                self._asking.connection.sever()
+                return Roll(self._states(), store_answers=False)
         # A bit less for the nodes than for the store: what they said still has to be fetched.
         asking = Asking(Connection(self._store, self._place), self._rank, self._others, 0.8 * patience)
         self._asking = asking
@@ -203,6 +206,8 @@ class RollCall:
 
     def _dismiss_all(self, board: Board) -> None:
         """The store goes with this process, and nobody can be called after that."""
+        if board.add(EARS, 0) <= 0:
+            return
         deadline = time.monotonic() + LEAVE_SECONDS / 2
         board.put({ring: GOODBYE for rings in self._rings.values() for ring in rings})
         while board.add(EARS, 0) > 0 and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""This process's TCP sockets, found and ended without the objects that own them (Linux).
+"""This process's sockets, found and ended without the objects that own them (Linux).
 
 They are told apart by inode, because the number of a descriptor may be another socket's a moment later. Nothing of a
 socket is changed by looking: Python's own socket objects would make it non-blocking where the user has set a default
@@ -10,11 +10,13 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
-from collections.abc import Iterator
-
-_LISTENS = "0A"
+import sys
+from typing import Any
 
 _libc = ctypes.CDLL(None)
+# Room for an address of any family; the port is in the same place for IPv4 and IPv6, most significant byte first.
+_ADDRESS_BYTES = 128
+_PORT = slice(2, 4)
 
 
 def own_sockets() -> dict[str, int]:
@@ -25,20 +27,25 @@ def own_sockets() -> dict[str, int]:
             name = os.readlink(f"/proc/self/fd/{descriptor}")
         except OSError:
             continue  # closed meanwhile
-        if name.startswith("socket:["):
-            found[name[len("socket:[") : -1]] = int(descriptor)
+        if name.startswith("socket:"):
+            found[name] = int(descriptor)
     return found
 
 
-def connected_to(port: int) -> set[str]:
-    """The inodes of those whose other end is `port` on any host."""
-    return {inode for _, remote, _, inode in _table() if remote == port} & set(own_sockets())
+def connected_to(port: int, but: set[str]) -> set[str]:
+    """The inodes of those whose other end is `port` on any host, without those in `but`."""
+    return {
+        inode
+        for inode, descriptor in own_sockets().items()
+        if inode not in but and _port(_libc.getpeername, descriptor) == port
+    }
 
 
 def listens_on(port: int) -> bool:
     """Whether this process is the server behind `port`."""
-    listening = {inode for local, _, state, inode in _table() if local == port and state == _LISTENS}
-    return bool(listening & set(own_sockets()))
+    return any(
+        _port(_libc.getsockname, descriptor) == port and _listens(descriptor) for descriptor in own_sockets().values()
+    )
 
 
 def shut_down(inode: str) -> None:
@@ -51,20 +58,24 @@ def shut_down(inode: str) -> None:
     except OSError:
         return
     try:
-        if os.readlink(f"/proc/self/fd/{held}") == f"socket:[{inode}]":
+        if os.readlink(f"/proc/self/fd/{held}") == inode:
             _libc.shutdown(held, socket.SHUT_RDWR)
     finally:
         os.close(held)
 
 
-def _table() -> Iterator[tuple[int, int, str, str]]:
-    """Local port, remote port, state and inode of every TCP socket in this network namespace."""
-    for name in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
-        try:
-            with open(name, encoding="ascii") as lines:
-                next(lines, None)
-                for line in lines:
-                    _, local, remote, state, *rest = line.split()
-                    yield int(local.rpartition(":")[2], 16), int(remote.rpartition(":")[2], 16), state, rest[5]
-        except OSError:
-            continue  # no IPv6 here
+def _port(name: Any, descriptor: int) -> int | None:
+    """What `name`, of the C library, says of the socket; None for one that has no port."""
+    address = ctypes.create_string_buffer(_ADDRESS_BYTES)
+    size = ctypes.c_uint32(_ADDRESS_BYTES)
+    if name(descriptor, address, ctypes.byref(size)) != 0:
+        return None
+    family = int.from_bytes(address.raw[:2], sys.byteorder)
+    return int.from_bytes(address.raw[_PORT], "big") if family in (socket.AF_INET, socket.AF_INET6) else None
+
+
+def _listens(descriptor: int) -> bool:
+    listens = ctypes.c_int()
+    size = ctypes.c_uint32(ctypes.sizeof(listens))
+    option = (socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    return _libc.getsockopt(descriptor, *option, ctypes.byref(listens), ctypes.byref(size)) == 0 and bool(listens.value)
