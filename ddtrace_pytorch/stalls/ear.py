@@ -19,6 +19,8 @@ GOODBYE = "goodbye"
 EARS = "ears"
 # The number of the last roll, when it was called (wall clock, ns) and by which rank.
 CALLED = "called"
+# After each try to connect.
+_PAUSES_SECONDS = (1.0, 5.0, 30.0)
 
 
 class Ear:
@@ -43,7 +45,8 @@ class Ear:
     def _listen(self) -> None:
         leave_signals_to_others()
         try:
-            self.connection.open()
+            if not self._connect():
+                return
             board = self.connection.board
             board.add(EARS, 1)
             while self._wait(board):
@@ -60,6 +63,18 @@ class Ear:
             log.debug("this rank no longer hears the roll called", exc_info=error)
         finally:
             self.connection.close()
+
+    def _connect(self) -> bool:
+        """Whether it was done: a host that is busy with the connections of a whole job is asked again."""
+        for pause in _PAUSES_SECONDS:
+            try:
+                self.connection.open()
+                return True
+            except RuntimeError as error:
+                log.debug("no connection to hear the roll called with", exc_info=error)
+            if self._leaving.wait(pause):
+                break
+        return False
 
     def _wait(self, board: Board) -> bool:
         if self._pause is None:

@@ -46,10 +46,13 @@ class Relay:
     def __init__(self, port: int) -> None:
         self.counts: collections.Counter[str] = collections.Counter()
         self._port = port
+        # The loop itself holds tasks weakly.
+        self._tasks: set[asyncio.Task[None] | None] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         from_store, to_store = await asyncio.open_connection("127.0.0.1", self._port)
         back = asyncio.create_task(self._copy(from_store, writer))
+        self._tasks |= {back, asyncio.current_task()}
 
         whole = bytearray()
 
