@@ -44,8 +44,9 @@ and by type
 ``state``     all that a rank says of itself (:class:`ddtrace_pytorch.stalls.roll.RankState`), in ``state``: where a
               collective raised or takes too long, at an end by an exception, and of a rank that was killed the last
               that it left; ``why``: ``raised``, ``stall``, ``exception`` or ``killed``
-``verdict``   who a stall waits for: ``kind``, ``ranks``, ``message``, ``tags``, ``waiting`` (ranks), ``usual`` (of a
-              mismatch, the others' call) and ``culprits`` [{``rank``, ``kind``, ``detail``, ``doing``, ``frames``, …}]
+``verdict``   who a stall waits for: ``kind``, ``detail`` (of a mismatch), ``ranks``, ``doing``, ``moves`` (they are
+              only late), ``group`` (its label), ``op``, ``key``, ``message``, ``tags``, ``waiting`` (ranks), ``usual``
+              (of a mismatch, the others' call) and ``culprits`` [{``rank``, ``kind``, ``detail``, ``doing``, ``frames``, …}]
 ``drop``      what is *not* in this log: ``reason``, ``count`` (records, exact, since the last drop record of
               that reason), ``bytes`` (their size, 0 where it isn't known). The sum over a log is the truth.
 ============  =======================================================================================
