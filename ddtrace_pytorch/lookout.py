@@ -165,7 +165,11 @@ class Lookout:
         self._exporter.put({"type": "event", "ts": self._clock.now(), "name": name, "tags": said | facts})
 
     def verdict(self, verdict: Verdict) -> None:
-        """Send and write down who is the reason."""
+        """Say, send and write down who is the reason."""
+        # First: another rank of this host that is about to say it looks there.
+        self._whereabouts.told_at = self._clock.now()
+        self._keeper.beat()
+        warn(telling.message(verdict))
         piece = self._span.piece
         tags, metrics = split({"component": "pytorch", **telling.facts(verdict)})
         self._exporter.put(telling.record(verdict))

@@ -48,6 +48,7 @@ class Whereabouts:
     def __init__(self, rank: int, host: str, clock: Clock, collectives: Collectives | None, seconds: float) -> None:
         """`seconds`: how long a collective may take."""
         self.raised: Raised | None = None
+        self.told_at = 0
         self._rank = rank
         self._host = host
         self._clock = clock
@@ -73,6 +74,7 @@ class Whereabouts:
             frames=spelled,
             groups=self._groups(),
             raised=self.raised,
+            told_at=self.told_at,
         )
 
     def legend(self) -> Legend:

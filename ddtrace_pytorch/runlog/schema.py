@@ -46,7 +46,7 @@ and by type
               that it left; ``why``: ``raised``, ``stall``, ``exception`` or ``killed``
 ``verdict``   who a stall waits for: ``kind``, ``detail`` (of a mismatch), ``ranks``, ``doing``, ``moves`` (they are
               only late), ``group`` (its label), ``op``, ``key``, ``message``, ``tags``, ``waiting`` (ranks), ``usual``
-              (of a mismatch, the others' call) and ``culprits`` [{``rank``, ``kind``, ``detail``, ``doing``, ``frames``, …}]
+              (of a mismatch, the others' call) and ``culprits`` [{``rank``, ``kind``, ``doing``, ``frames``, …}]
 ``drop``      what is *not* in this log: ``reason``, ``count`` (records, exact, since the last drop record of
               that reason), ``bytes`` (their size, 0 where it isn't known). The sum over a log is the truth.
 ============  =======================================================================================

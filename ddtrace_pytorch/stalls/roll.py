@@ -68,7 +68,7 @@ class Raised:
 class RankState:
     """One rank. `as_of`: its last beat. `moves`: whether its main thread computed or changed place between two looks
     (None: not looked twice). `doing`: `collective`, `data`, `compile`, `checkpoint`, `optimizer` or `user`; `frames`
-    of its main thread, innermost first, each ``file:line function``."""
+    of its main thread, innermost first, each ``file:line function``. `told_at`: when it last said who is waited for."""
 
     rank: int
     host: str = ""
@@ -84,6 +84,7 @@ class RankState:
     groups: Mapping[str, GroupState] = field(default_factory=dict)
     raised: Raised | None = None
     end_reason: str | None = None
+    told_at: int = 0
 
     def plain(self) -> dict[str, Any]:
         """This state in the types that JSON has; what is unknown is left out."""

@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from ddtrace_pytorch.border import log, safely, warn
-from ddtrace_pytorch.stalls import telling
+from ddtrace_pytorch.border import log, safely
 from ddtrace_pytorch.stalls.mates import Mates
 from ddtrace_pytorch.stalls.roll_call import Roll
 from ddtrace_pytorch.stalls.verdict import Verdict, judge
@@ -20,8 +19,9 @@ from ddtrace_pytorch.threads import leave_signals_to_others
 
 # Between a collective that raised and the question why: the others need a beat to have written where they are.
 AFTER_ERROR_SECONDS = 1.2
-# One rank of a host asks, and no other for so long.
-TURN_SECONDS = 4.0
+# Where all ranks raise, it is said once in this time; where they wait, once in this share of what they may.
+ECHO_SECONDS = 5.0
+TELL_AGAIN = 0.9
 # Without a verdict it is tried again: states are up to two beats old.
 TRIES = 3
 BETWEEN_TRIES_SECONDS = 1.0
@@ -140,18 +140,22 @@ class Standstill:
     @safely("find out who is waited for")
     def _ask(self, stalls: Sequence[Pending]) -> None:
         with _turn(self._place) as mine:
-            if not mine:
+            if not mine or self._said_lately(TELL_AGAIN * self._seconds if stalls else ECHO_SECONDS):
                 return
             for _ in range(TRIES):
                 verdict = self._judge()
                 if verdict is not None:
                     self._outlet.verdict(verdict)
-                    warn(telling.message(verdict))
                     self._told.update(stalls)
                     break
                 if self._leaving.wait(BETWEEN_TRIES_SECONDS):
                     break
-            self._leaving.wait(TURN_SECONDS)
+
+    def _said_lately(self, seconds: float) -> bool:
+        """Whether a rank of this host has said it in the last so many seconds."""
+        assert self._mates is not None
+        since = self._now() - round(seconds * SECOND)
+        return any(state.told_at >= since for state in self._mates.states().values() if state.told_at)
 
     def _judge(self) -> Verdict | None:
         assert self._mates is not None
