@@ -84,7 +84,8 @@ def kind(thing: Any) -> str:
 
 
 def plain(text: str) -> str:
-    """`text` without what differs between any two runs: addresses, ports, times."""
+    """`text` without what differs between any two runs: addresses, ports, times, what gloo has not initialised."""
+    text = re.sub(r"(?<=<--> )\[[^]]*\]", "[…]", text)
     text = re.sub(r"0x[0-9a-f]+", "0x…", text)
     return re.sub(r"\d+(\.\d+)?(?=\s?ms)|(?<=\]:)\d+", "…", text)
 
