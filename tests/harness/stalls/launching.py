@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from harness.stalls.table import Launch, Row
 
 TESTS = Path(__file__).resolve().parents[2]
 TRAIN = str(Path(__file__).with_name("train.py"))
+
+_GLOO_ASIDE = re.compile(r"\[(enforce fail at )?/\S+\.cc:\d+\] | (This is typically|Received data) .*")
 
 # However we end. What a launcher starts has to see to that itself, and so does train.py.
 WITH_US = ("setpriv", "--pdeathsig", "KILL")
@@ -39,10 +42,11 @@ def stderr_of(job: Job) -> str:
 
 
 def last_words(stderr: str) -> str:
-    """The last line that tells of an error, or else the last one."""
+    """The last line that tells of an error, or else the last one; without gloo's source files and advice."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     telling = [line for line in lines if any(word in line for word in ("Error:", "what():", "OutOfData:"))]
-    return [*lines[-1:], *telling][-1] if lines else ""
+    last = [*lines[-1:], *telling][-1] if lines else ""
+    return _GLOO_ASIDE.sub("", last)
 
 
 @contextlib.contextmanager
