@@ -23,8 +23,12 @@ from ddtrace_pytorch.stalls.watch import SECOND, Pending, limit
 
 # A call that has taken less is not looked at closer.
 CLOSER_NS = SECOND // 4
-# Of computing between two beats: the main thread moves.
-MOVES_NS = SECOND // 5
+# Of the time between two looks, which are so far apart at least: the main thread moves where it computed that much. A
+# machine may be shared with many others, and a thread that waits computes next to nothing.
+MOVES_SHARE = 0.02
+APART_NS = SECOND // 2
+# Of fewer calls the 99th percentile is the slowest, and the first of all is often that.
+CALLS_FOR_P99 = 100
 # How much of a traceback's last line is kept.
 ERROR_LENGTH = 300
 
@@ -55,7 +59,8 @@ class Whereabouts:
         self._collectives = collectives
         self._seconds = seconds
         self._main = threading.main_thread().ident or 0
-        self._computed = 0
+        self._computed = self._looked = 0
+        self._moved = False
         self._was: tuple[str, str | None] = ("", None)
 
     def state(self, gpu: str | None, pid: int) -> RankState:
@@ -111,7 +116,7 @@ class Whereabouts:
         found = []
         for one in self._in_calls():
             cell, here = one.cell, one.cell.group
-            p99 = round(percentile(cell.buckets, 0.99, 0)) if cell.count else 0
+            p99 = round(percentile(cell.buckets, 0.99, 0)) if cell.count >= CALLS_FOR_P99 else 0
             patience = limit(self._seconds, p99, here.timeout)
             found.append(Pending(here.name, here.label, cell.operation, one.key, one.since, patience))
         known = {one.group for one in found}
@@ -195,9 +200,12 @@ class Whereabouts:
             computed = time.clock_gettime_ns(time.pthread_getcpuclockid(self._main))
         except OSError:  # the thread is gone
             return False
-        moves = computed - self._computed >= MOVES_NS or (does, at) != self._was
-        self._computed, self._was = computed, (does, at)
-        return moves
+        now = time.monotonic_ns()
+        if now - self._looked >= APART_NS:
+            share = (computed - self._computed) / (now - self._looked)
+            self._moved = share >= MOVES_SHARE or (does, at) != self._was
+            self._computed, self._looked, self._was = computed, now, (does, at)
+        return self._moved
 
 
 def _in_call(slot: Slot) -> InCall | None:

@@ -125,8 +125,9 @@ def _render_ranks(attempt: Attempt, console: Console) -> None:
             errors.setdefault((rank.error_type or "", (rank.error_message or "")[:MESSAGE_SHOWN]), []).append(rank.rank)
     silent = [rank.rank for rank in ranks if rank.end_reason is None]
     if silent:
-        why = "killed (SIGKILL, out of memory, a lost host) or still running; `ddtrace-pytorch recover` there tells"
+        why = "killed (SIGKILL, out of memory, a lost host) or still running"
         line(console, f"rank {compact(silent)}: {why}", style="red")
+        line(console, "(`ddtrace-pytorch recover`, on its host, tells which)", style="red")
     for (kind, message), where in errors.items():
         line(console, f"rank {compact(where)}: {': '.join(part for part in (kind, message) if part)}", style="red")
 

@@ -16,6 +16,7 @@ from ddtrace_pytorch.spans import SpanRecord
 from ddtrace_pytorch.stalls import places
 from ddtrace_pytorch.stalls.keeper import Keeper
 from ddtrace_pytorch.stalls.last_words import Identity, LastWords
+from ddtrace_pytorch.stalls.positions import NO_LEGEND
 from ddtrace_pytorch.stalls.roll import RankState
 
 LOCAL = load({"DD_PYTORCH_EXPORT": "local"})
@@ -31,7 +32,8 @@ def dies(root: Path, identity: Identity, as_of: int) -> None:
     child = os.fork()
     if not child:
         with contextlib.suppress(BaseException):
-            Keeper([str(root)], lambda: RankState(0, "node-a", pid=77, as_of=as_of), lambda: SPAN).begin(identity)
+            state = RankState(0, "node-a", pid=77, as_of=as_of)
+            Keeper([str(root)], lambda: state, lambda: SPAN, lambda: NO_LEGEND, lambda memory: None).begin(identity)
         os._exit(0)
     os.waitpid(child, 0)
 

@@ -213,7 +213,9 @@ NCCL = {
 
 
 def test_an_entry_of_nccl() -> None:
-    assert flight_recorder.entry_of(NCCL) == Entry("0", "nccl", "all_reduce", 6, 5, False, 6144, 1_000_000, 4_000_000)
+    assert flight_recorder.entry_of(NCCL) == Entry(
+        "0", "nccl", "all_reduce", 6, 5, False, 6144, 1_000_000, 4_000_000, 0, True, (1024, 3), "bfloat16"
+    )
     assert flight_recorder.entry_of({**NCCL, "input_dtypes": ["Unheard"]}).input_bytes is None
     older = {key: value for key, value in NCCL.items() if key not in ("collective_seq_id", "record_id", "is_p2p")}
     assert flight_recorder.entry_of({**older, "seq_id": 7, "id": 1})[3:6] == (7, 1, False)
