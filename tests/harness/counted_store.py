@@ -10,6 +10,7 @@ import asyncio
 import collections
 import contextlib
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -22,6 +23,9 @@ OPERATIONS = {
     "num_keys": "", "delete_key": "s", "append": "ss", "multi_get": "*s", "multi_set": "*ss", "cancel_wait": "",
     "ping": "4",
 }  # fmt: skip
+# torch asks the resolver for the name of both ends of every connection, and a name server that loses some of the
+# questions keeps it for five seconds and more each time.
+IMPATIENT_RESOLVER = {"RES_OPTIONS": "timeout:1 attempts:1"}
 Read = Callable[[int], Awaitable[bytes]]
 
 
@@ -113,7 +117,12 @@ class CountedStore:
 @contextlib.contextmanager
 def counted_store() -> Iterator[CountedStore]:
     process = subprocess.Popen(
-        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        [sys.executable, __file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+        env=os.environ | IMPATIENT_RESOLVER,
     )
     try:
         yield CountedStore(process)

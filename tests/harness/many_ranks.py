@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from datetime import timedelta
 
 from ddtrace_pytorch.stalls.roll import Call, GroupState, RankState
 from ddtrace_pytorch.stalls.roll_call import Roll, RollCall
-from harness.counted_store import CountedStore, counted_store, raise_descriptor_limit
+from harness.counted_store import IMPATIENT_RESOLVER, CountedStore, counted_store, raise_descriptor_limit
 from harness.waiting import until
 
 RANKS_PER_NODE = 8
@@ -56,6 +57,7 @@ def many_ranks(world_size: int) -> Iterator[ManyRanks]:
     from torch.distributed import PrefixStore, TCPStore
 
     raise_descriptor_limit()
+    os.environ.update(IMPATIENT_RESOLVER)
     node_of = [rank // RANKS_PER_NODE for rank in range(world_size)]
     states = [state(rank, world_size) for rank in range(world_size)]
 
