@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from ddtrace_pytorch.border import log
 from ddtrace_pytorch.stalls.connection import Board, Connection
-from ddtrace_pytorch.stalls.ear import CALLED
+from ddtrace_pytorch.stalls.ear import CALLED, OVER
 from ddtrace_pytorch.threads import leave_signals_to_others
 
 # Who finds a roll younger than this leaves it at that. By the wall clocks of two hosts: where they differ by more,
@@ -41,28 +41,29 @@ class Asking:
         try:
             self.connection.open()
             board = self.connection.board
-            number = self._claim(board)
-            if number is None:
+            claim = self._claim(board)
+            if claim is None:
                 self.called_by_another = True
             else:
-                self._call(board, number, deadline)
+                self._call(board, claim, deadline)
         except Exception as error:
             log.debug("the roll could not be called", exc_info=error)
         finally:
             self.done.set()
             self.connection.close()
 
-    def _claim(self, board: Board) -> int | None:
-        """The number of this roll; None if another rank calls it, or just did."""
+    def _claim(self, board: Board) -> str | None:
+        """What this rank says of its roll; None if another rank calls it, or just did."""
         before = board.exchange(CALLED, "", "0 0 -")
-        number, when, _ = before.split()
+        number, when, *_ = before.split()
         now = time.time_ns()
         if abs(now - int(when)) < AGAIN_SECONDS * 1e9:
             return None
         mine = f"{int(number) + 1} {now} {self._rank}"
-        return int(number) + 1 if board.exchange(CALLED, before, mine) == mine else None
+        return mine if board.exchange(CALLED, before, mine) == mine else None
 
-    def _call(self, board: Board, number: int, deadline: float) -> None:
+    def _call(self, board: Board, claim: str, deadline: float) -> None:
+        number = int(claim.split()[0])
         awaited = {node: answer_key(number, node) for node in self._rings}
         board.put({ring: str(number) for rings in self._rings.values() for ring in rings})
         keys = list(awaited.values())
@@ -71,5 +72,6 @@ class Asking:
         heard = [node for node, key in awaited.items() if whole or board.there([key])]
         self.answers = dict(zip(heard, board.get([awaited[node] for node in heard]), strict=True)) if heard else {}
         self.done.set()
+        board.exchange(CALLED, claim, f"{claim} {OVER}")
         # What came too late for the roll before this one is still there.
         board.remove([*keys, *(answer_key(number - 1, node) for node in self._rings)] if number > 1 else keys)

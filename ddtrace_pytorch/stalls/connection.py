@@ -7,6 +7,7 @@ them is the end of their socket. For the same reason the connection is a second 
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -118,6 +119,9 @@ class Connection:
             own = users.clone() if hasattr(users, "clone") else type(users)(users.path) if _is_file(users) else users
             self._board = Board(own, self._place)
             return
+        # Where nobody is there, C++ would try again for seconds, sleep in between where no socket can end it, and tell
+        # the user all of it.
+        socket.create_connection((users.host, self._port), CONNECT_SECONDS).close()
         self._older = set(sockets.own_sockets())
         self._opening.set()
         options = {"use_libuv": users.libuvBackend} if hasattr(users, "libuvBackend") else {}

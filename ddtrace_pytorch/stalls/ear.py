@@ -17,8 +17,9 @@ from ddtrace_pytorch.threads import leave_signals_to_others
 
 GOODBYE = "goodbye"
 EARS = "ears"
-# The number of the last roll, when it was called (wall clock, ns) and by which rank.
+# The number of the last roll, when it was called (wall clock, ns), by which rank, and whether it is over.
 CALLED = "called"
+OVER = "over"
 # After each try to connect.
 _PAUSES_SECONDS = (1.0, 5.0, 30.0)
 
@@ -27,13 +28,20 @@ class Ear:
     """Calls `answer` with its connection and the number of each roll that is called by `ring`."""
 
     def __init__(
-        self, connection: Connection, ring: str, pause: float | None, answer: Callable[[Board, int], None]
+        self,
+        connection: Connection,
+        ring: str,
+        pause: float | None,
+        delay: float,
+        answer: Callable[[Board, int], None],
     ) -> None:
-        """`pause`: the seconds between two looks; None where the server wakes who waits."""
+        """`pause`: the seconds between two looks; None where the server wakes who waits. `delay`: what this one
+        leaves to others to answer first."""
         self.connection = connection
         self.ring = ring
         self.heard_at: float | None = None  # of the monotonic clock
         self._pause = pause
+        self._delay = delay
         self._answer = answer
         self._leaving = threading.Event()
         self.thread = threading.Thread(target=self._listen, name="ddtrace_pytorch.ear", daemon=True)
@@ -53,10 +61,13 @@ class Ear:
                 word = board.take(self.ring)
                 if word == GOODBYE:
                     break
-                # Who was stopped meanwhile hears late, and nobody would take its answer away again.
-                if word and board.get([CALLED])[0].decode().split()[0] == word:
+                if word:
                     self.heard_at = time.monotonic()
-                    self._answer(board, int(word))
+                    self._leaving.wait(self._delay)
+                    # Who comes late, or was stopped, answers no more: nobody would take its answer away again.
+                    number, *_, last = board.get([CALLED])[0].decode().split()
+                    if number == word and last != OVER:
+                        self._answer(board, int(word))
             if board.add(EARS, -1) == 0:
                 board.remove([EARS, CALLED])
         except Exception as error:
@@ -70,7 +81,7 @@ class Ear:
             try:
                 self.connection.open()
                 return True
-            except RuntimeError as error:
+            except (OSError, RuntimeError) as error:
                 log.debug("no connection to hear the roll called with", exc_info=error)
             if self._leaving.wait(pause):
                 break

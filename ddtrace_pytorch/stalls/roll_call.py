@@ -35,6 +35,8 @@ LEAVE_SECONDS = 0.8
 # What all listeners of a job that have to look do together.
 LOOKS_PER_SECOND = 80.0
 _SHORTEST_PAUSE_SECONDS = 0.1
+# What the second listener of a node leaves to the first: most rolls are over by then.
+_SECOND_SECONDS = 0.3
 # Callers of different nodes are this far apart, so that the second one finds the roll called.
 _TURN_SECONDS = 0.01
 _LAST_TURN_SECONDS = 1.0
@@ -101,7 +103,8 @@ class RollCall:
         rings = self._rings[self._node]
         if number >= len(rings):
             return None
-        return Ear(Connection(self._store, self._place), rings[number], self._pause, self._answer)
+        connection = Connection(self._store, self._place)
+        return Ear(connection, rings[number], self._pause, number * _SECOND_SECONDS, self._answer)
 
     def open(self) -> None:
         """Begin to listen, where this rank is to and has the descriptors; returns at once."""

@@ -1,6 +1,6 @@
 """The roll call of a job of many ranks, all in this process, each with its own client of one counted store.
 
-A rank's state is as large as a real one's: a world group of all ranks and two smaller ones, with 32 recent calls each.
+What they answer is short, because one interpreter packs it for all; :func:`state` is of a real one's size.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ def state(rank: int, world_size: int) -> RankState:
         name: GroupState(name, name, tuple(range(ranks)), "nccl", 31, 30, recent[-1], recent)
         for name, ranks in (("default", world_size), ("dp", world_size // 8), ("tp", 8))
     }
+    # A world group of all ranks and two smaller ones, 32 recent calls each.
     frames = tuple(f"/home/user/train.py:{line} step_{line}" for line in range(20))
     return RankState(rank, f"host-{rank // RANKS_PER_NODE}", rank // RANKS_PER_NODE, groups=groups, frames=frames)
 
@@ -59,7 +60,7 @@ def many_ranks(world_size: int) -> Iterator[ManyRanks]:
     raise_descriptor_limit()
     os.environ.update(IMPATIENT_RESOLVER)
     node_of = [rank // RANKS_PER_NODE for rank in range(world_size)]
-    states = [state(rank, world_size) for rank in range(world_size)]
+    states = [RankState(rank, node=node) for rank, node in enumerate(node_of)]
 
     def rank_of(store: CountedStore, rank: int) -> RollCall:
         client = TCPStore("127.0.0.1", store.port, None, False, timedelta(seconds=60), wait_for_workers=False)
