@@ -7,6 +7,7 @@ them is the end of their socket. For the same reason the connection is a second 
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from collections.abc import Mapping, Sequence
@@ -133,12 +134,14 @@ class Connection:
             wait_for_workers=False,
             **options,
         )
-        self._inode = self._newest()
+        # Recent releases name the descriptor, which also holds where the user connects at this very moment.
+        named = re.search(r"\bfd=(\d+)", repr(own))
+        self._inode = sockets.inode_of(int(named[1])) if named else self._newest()
         self._board = Board(own, self._place)
 
     def sever(self) -> None:
-        """Make what waits in this connection raise; where another of the same port opens at this very moment, and
-        they can't be told apart, nothing is done. torch says on stderr that the connection was closed."""
+        """Make what waits in this connection raise. Nothing where it isn't known from another of the same port, opened
+        in the same moment. torch says on stderr that the connection was closed."""
         inode = self._inode or (self._newest() if self._opening.is_set() else None)
         if inode is not None:
             sockets.shut_down(inode)

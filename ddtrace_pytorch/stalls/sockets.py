@@ -23,13 +23,19 @@ def own_sockets() -> dict[str, int]:
     """The inode of each socket of this process, and a descriptor of it."""
     found = {}
     for descriptor in os.listdir("/proc/self/fd"):
-        try:
-            name = os.readlink(f"/proc/self/fd/{descriptor}")
-        except OSError:
-            continue  # closed meanwhile
-        if name.startswith("socket:"):
-            found[name] = int(descriptor)
+        inode = inode_of(int(descriptor))
+        if inode is not None:
+            found[inode] = int(descriptor)
     return found
+
+
+def inode_of(descriptor: int) -> str | None:
+    """None for what is no socket, or is closed."""
+    try:
+        name = os.readlink(f"/proc/self/fd/{descriptor}")
+    except OSError:
+        return None
+    return name if name.startswith("socket:") else None
 
 
 def connected_to(port: int, but: set[str]) -> set[str]:
@@ -58,7 +64,7 @@ def shut_down(inode: str) -> None:
     except OSError:
         return
     try:
-        if os.readlink(f"/proc/self/fd/{held}") == inode:
+        if inode_of(held) == inode:
             _libc.shutdown(held, socket.SHUT_RDWR)
     finally:
         os.close(held)
