@@ -281,9 +281,10 @@ class Session:
             return
         if self._collectives is not None:
             self._collectives.know(nodes)
-        store = self._store
-        if store is not None:
-            self._lookout.know(nodes, store, f"{self._job.restart_count}/{member.ordinal}", member.rank)
+        store, said = self._store, self._introduced
+        if store is not None and said is not None:
+            place = f"{self._job.restart_count}/{member.ordinal}/{said.incarnation}"
+            self._lookout.know(nodes, store, place, member.rank)
 
     def _know(self, said: Introduced) -> None:
         if self._introduced is not None:

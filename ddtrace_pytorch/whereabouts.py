@@ -32,7 +32,10 @@ CALLS_FOR_P99 = 100
 # How much of a traceback's last line is kept.
 ERROR_LENGTH = 300
 
-_FUNCTIONS = {operation.function for operation in OPERATIONS}
+# What each operation goes by in torch's own code, over all releases.
+_FUNCTIONS: dict[str, set[str]] = {}
+for _row in OPERATIONS:
+    _FUNCTIONS.setdefault(_row.name, set()).add(_row.function)
 
 
 class InCall(NamedTuple):
@@ -268,9 +271,10 @@ def _first_tensor(arguments: Mapping[str, Any]) -> Any:
 
 def _arguments(frame: FrameType | None, operation: str) -> Mapping[str, Any]:
     """The arguments of torch's function for `operation`, where `frame` or one around it runs it."""
+    functions = _FUNCTIONS.get(operation, ())
     while frame is not None:
         code = frame.f_code
-        if code.co_name in _FUNCTIONS and code.co_filename.endswith("distributed_c10d.py"):
+        if code.co_name in functions and code.co_filename.endswith("distributed_c10d.py"):
             names = code.co_varnames[: code.co_argcount]
             there = frame.f_locals
             return {name: there[name] for name in names if name in there}

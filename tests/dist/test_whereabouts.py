@@ -1,0 +1,140 @@
+"""What a rank that waits has on disk of where it is, in each of the ways in which ranks wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness.job import Jobs, environment, jobs_in, torchrun
+from harness.waiting import until
+
+from ddtrace_pytorch.stalls import mates
+from ddtrace_pytorch.stalls.roll import RankState
+
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(240)]
+
+# Rank 0 comes to each scene at once; rank 1 only when a file of that name is there.
+SCRIPT = """
+    import os, sys, time
+    from pathlib import Path
+    import ddtrace_pytorch
+    ddtrace_pytorch.patch()
+    import torch
+    import torch.distributed as dist
+
+    gates = Path(os.environ["GATES"])
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    pair = dist.new_group([0, 1], group_desc="dp")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8), process_group=pair)
+
+    def scene(name):
+        if rank == 1:
+            while not (gates / name).exists():
+                time.sleep(0.02)
+
+    four = torch.ones(4)
+    dist.all_reduce(four)
+    scene("all_reduce")
+    dist.all_reduce(torch.ones(2, 3, dtype=torch.float64))
+    scene("broadcast")
+    dist.broadcast(four, src=1, group=pair)
+    scene("recv")
+    dist.recv(four, src=1) if rank == 0 else dist.send(four, dst=0)
+    scene("irecv")
+    (dist.irecv(four, src=1) if rank == 0 else dist.isend(four, dst=0)).wait()
+    scene("awaited")
+    dist.all_reduce(four, async_op=True).wait()
+    scene("objects")
+    dist.all_gather_object([None, None], rank)
+    scene("backward")
+    model(torch.ones(1, 8)).sum().backward()
+    scene("end")
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
+    """A job that goes from scene to scene: where its gates and its states are."""
+    with jobs_in(tmp_path_factory.mktemp("whereabouts")) as jobs:
+        yield from _job(jobs)
+
+
+def _job(jobs: Jobs) -> Iterator[tuple[Path, Path]]:
+    gates, states = jobs.directory / "gates", jobs.directory / "states"
+    gates.mkdir()
+    env = environment(
+        None,
+        GATES=str(gates),
+        DD_PYTORCH_STATE_DIR=str(states),
+        DD_PYTORCH_EXPORT="local",
+        DD_PYTORCH_LOG_DIR=str(jobs.directory / "log"),
+        DD_PYTORCH_STALL_SECONDS="2",
+    )
+    job = jobs.start([*torchrun(2), jobs.script(SCRIPT)], env)
+    yield gates, states
+    for scene in SCENES:
+        (gates / scene).touch()
+    job.wait(60).ok()
+
+
+SCENES = ("all_reduce", "broadcast", "recv", "irecv", "awaited", "objects", "backward", "end")
+
+
+def state_of_rank_0(states: Path, group: str, operation: str) -> RankState:
+    """Its state, once it says that it is in that operation."""
+
+    def found() -> RankState | None:
+        for lock in states.rglob("rank-00000.lock"):
+            state = mates.read(str(lock))
+            for here in state.groups.values() if state is not None else ():
+                if here.label == group and here.current is not None and here.current.operation == operation:
+                    assert state is not None
+                    # The first look at a call is before it is looked at closer.
+                    if here.current.shape is not None or state.as_of - here.current.since > 2 * 10**9:
+                        return state
+        return None
+
+    state = until(found, 60, f"{operation} on {group}")
+    assert state is not None
+    return state
+
+
+@pytest.mark.parametrize(
+    ("scene", "group", "operation", "key", "shape", "dtype", "peer"),
+    [
+        ("all_reduce", "world", "all_reduce", 2, (2, 3), "float64", None),
+        ("broadcast", "dp", "broadcast", None, (4,), "float32", 1),
+        ("recv", "world", "recv", 0, (4,), "float32", 1),
+        ("irecv", "world", "irecv", 0, None, None, 1),
+        ("awaited", "world", "all_reduce", 3, None, None, None),
+        ("objects", "world", "all_gather", 4, (1,), "int64", None),  # of which it is made
+        ("backward", "dp", "all_reduce", None, (72,), "float32", None),
+    ],
+)
+def test_what_it_is_in(
+    waiting: tuple[Path, Path],
+    scene: str,
+    group: str,
+    operation: str,
+    key: int | None,
+    shape: tuple[int, ...] | None,
+    dtype: str | None,
+    peer: int | None,
+) -> None:
+    gates, states = waiting
+    state = state_of_rank_0(states, group, operation)
+    (here,) = [one for one in state.groups.values() if one.label == group]
+    call = here.current
+    assert call is not None
+    assert (call.shape, call.dtype, call.peer) == (shape, dtype, peer)
+    if key is not None:
+        assert call.key == key
+    if call.key:
+        assert (here.entered, here.completed) == (call.key, call.key - 1)
+    assert state.doing == ("user" if scene == "backward" else "collective")
+    assert any("train.py" in frame for frame in state.frames)
+    (gates / scene).touch()
