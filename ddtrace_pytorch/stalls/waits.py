@@ -188,10 +188,15 @@ def _completed(state: RankState | None, spot: Spot) -> bool:
     return here is not None and 0 < spot.key <= here.completed
 
 
+def is_echo(error: str) -> bool:
+    """Whether it is what a rank raises because another one is gone, or doesn't come."""
+    return _ECHO.search(error) is not None
+
+
 def _left(place: Place) -> frozenset[int]:
     """Who went by an exception of its own, so that the others wait in vain, or hear that a connection was closed."""
     raised = {rank: wait.error for rank, wait in place.waits.items() if wait.error is not None}
-    own = frozenset(rank for rank, error in raised.items() if not _ECHO.search(error))
+    own = frozenset(rank for rank, error in raised.items() if not is_echo(error))
     if own and len(own) < len(place.waits):
         return own
     return frozenset(raised) if not place.lacks and len(raised) < len(place.waits) else frozenset()

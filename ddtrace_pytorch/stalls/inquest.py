@@ -1,0 +1,331 @@
+"""What a job died of: what each rank's log tells in, the first failure and who was the reason out. Pure.
+
+Ranks that ended because of somebody else are looked at as they last lived, waiting; only who failed first is dead. On
+this roll the verdict is found as it would have been while the job ran, where nobody found it then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from ddtrace_pytorch.runlog.fields import integer, mapping, number, text
+from ddtrace_pytorch.stalls import telling
+from ddtrace_pytorch.stalls.history import History, Moment, call_in_words
+from ddtrace_pytorch.stalls.roll import GroupState, Life, RankState
+from ddtrace_pytorch.stalls.verdict import THRESHOLD, Kind, Verdict, judge
+from ddtrace_pytorch.stalls.waits import FRESH, age_of, is_echo
+
+Record = Mapping[str, Any]
+
+# ns. Clocks of hosts differ, and a rank that dies has beaten up to a second before: what lies closer has no order.
+NEAR = 2 * 10**9
+# ns. A log that ends so much before another one is of a rank that was gone.
+GOES_ON = 5 * 10**9
+# ns. A wait so long counts where a rank is known to be gone or stopped.
+WAITED = 2 * FRESH
+
+GOOD_ENDS = ("destroyed", "exit", "replaced", "unpatched")
+KILLED = "killed"
+LARGEST_WORLD = 10_000_000
+
+
+class Cause(Enum):
+    """What a failure is; of those that happened at the same time the first here is the reason of the others."""
+
+    EXCEPTION = "exception"  # of the rank's own, outside of collectives
+    KILLED = "killed"  # gone without a word
+    RAISED = "raised"  # a collective raised what no other rank's end explains
+    FROZEN = "frozen"
+    STALL = "stall"  # a collective began to wait
+    LEFT = "left"  # it ended, and others went on
+    ECHO = "echo"  # what another rank's end, or a long wait, has for its end
+    SIGNAL = "signal"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """`ranks` failed, `at` ns since the epoch; `what` they did, in words."""
+
+    at: int
+    ranks: tuple[int, ...]
+    cause: Cause
+    what: str
+
+
+@dataclass(frozen=True)
+class Fate:
+    """How a rank `ended`, in words, and when it was there last (ns). `open`: its log has no end and ends with all the
+    others, so that it may still be running."""
+
+    ended: str
+    at: int
+    bad: bool
+    open: bool = False
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is found of one attempt. `verdict` is a record as of the run log; `rebuilt`: found only now. `end`: the last
+    that is known, ns. `missing`: ranks without a log. `well`: all others ended as they should."""
+
+    end: int
+    first: Failure | None
+    verdict: Record | None
+    rebuilt: bool
+    missing: tuple[int, ...]
+    fates: Mapping[int, Fate]
+    states: Mapping[int, RankState]
+    well: bool
+
+
+def inquire(histories: Mapping[int, History]) -> Finding:
+    """`histories` of one attempt, by rank: at least one."""
+    histories = dict(sorted(histories.items()))
+    known = _known_groups(histories)
+    states = {rank: one.state(known) for rank, one in histories.items()}
+    fates = _fates(histories)
+    size = max((integer(one.identity, "world_size") or 0 for one in histories.values()), default=0)
+    missing = tuple(rank for rank in range(min(size, LARGEST_WORLD)) if rank not in histories)
+    end = max(one.last for one in histories.values())
+
+    told = _told(histories)
+    failures = _failures(histories, states, fates, told)
+    first = _first(failures)
+    verdict = next((one for one in told if first is not None and {*_ranks(one)} & {*first.ranks}), None)
+    verdict = verdict or next(iter(told), None)
+    rebuilt = verdict is None
+    if rebuilt:
+        roll = _roll(histories, states, fates, first)
+        verdict = _judged(roll, missing, end, first)
+    return Finding(
+        end=end,
+        first=first,
+        verdict=verdict,
+        rebuilt=rebuilt and verdict is not None,
+        missing=missing,
+        fates=fates,
+        states=states,
+        well=first is None and verdict is None and not any(fate.bad or fate.open for fate in fates.values()),
+    )
+
+
+def _known_groups(histories: Mapping[int, History]) -> dict[str, list[GroupState]]:
+    """The groups, as some rank described them; else those that ranks name are whoever names them."""
+    found: dict[str, dict[tuple[int, ...], GroupState]] = {}
+    named: dict[str, list[int]] = {}
+    for rank, one in histories.items():
+        for name, here in one.said().groups.items():
+            found.setdefault(name, {}).setdefault(
+                here.ranks, GroupState(here.name, here.label, here.ranks, here.backend)
+            )
+        for name in one.names():
+            named.setdefault(name, []).append(rank)
+    for name in named.keys() - found.keys():
+        ranks = tuple(named[name])
+        label = "world" if len(ranks) == len(histories) else name
+        found[name] = {ranks: GroupState(name, label, ranks, "")}
+    return {name: list(several.values()) for name, several in found.items()}
+
+
+def _fates(histories: Mapping[int, History]) -> dict[int, Fate]:
+    said = [one.ending.at for one in histories.values() if one.ending is not None and one.ending.reason != KILLED]
+    over, latest = max(said, default=0), max(one.last for one in histories.values())
+    fates = {}
+    for rank, one in histories.items():
+        if one.ending is not None:
+            ended = one.ending.error or one.ending.reason
+            fates[rank] = Fate(ended, one.ending.at, one.ending.reason not in GOOD_ENDS)
+        elif one.life is Life.SILENT:
+            fates[rank] = Fate("frozen", one.last, bad=True)
+        elif one.life is Life.ALIVE:
+            fates[rank] = Fate("lives", one.last, bad=False, open=True)
+        elif latest > one.last + GOES_ON or over > one.last:
+            fates[rank] = Fate("its log just ends", one.last, bad=True)
+        else:
+            fates[rank] = Fate("no end recorded", one.last, bad=False, open=True)
+    return fates
+
+
+def _told(histories: Mapping[int, History]) -> list[Record]:
+    """What ranks said while it happened, the first first; not of a culprit that was only late, nor of what is over."""
+
+    def is_over(verdict: Record) -> bool:
+        tags = mapping(verdict, "tags")
+        where = text(tags, "stall.group_name"), text(tags, "stall.op"), integer(tags, "stall.key") or 0
+        return any(histories[rank].went_on(*where) for rank in _numbers(verdict, "waiting") if rank in histories)
+
+    found = [
+        verdict
+        for one in histories.values()
+        for verdict in one.verdicts
+        if _ranks(verdict) and mapping(verdict, "tags").get("stall.moves") == "false" and not is_over(verdict)
+    ]
+    return sorted(found, key=lambda verdict: verdict["ts"])
+
+
+def _ranks(verdict: Record) -> list[int]:
+    return _numbers(verdict, "ranks")
+
+
+def _numbers(record: Record, key: str) -> list[int]:
+    value = record.get(key)
+    return [one for one in value if type(one) is int] if isinstance(value, list) else []
+
+
+def _failures(
+    histories: Mapping[int, History], states: Mapping[int, RankState], fates: Mapping[int, Fate], told: Sequence[Record]
+) -> list[Failure]:
+    found = [
+        failure for rank, one in histories.items() if (failure := _failure(one, states[rank], fates[rank])) is not None
+    ]
+    failed = {rank for failure in found for rank in failure.ranks}
+    found += [_stall(one) for one in told if one.get("kind") != Kind.GONE.value or not failed & {*_ranks(one)}]
+    if found and all(one.cause in (Cause.ECHO, Cause.SIGNAL) for one in found):
+        before = min(one.at for one in found) + NEAR
+        found += [
+            Failure(fate.at, (rank,), Cause.LEFT, f"ended ({fate.ended}) while others went on")
+            for rank, fate in fates.items()
+            if not fate.bad and not fate.open and fate.at <= before
+        ]
+    return found
+
+
+def _failure(one: History, state: RankState, fate: Fate) -> Failure | None:
+    """What a single rank failed by."""
+    ending, raised, who = one.ending, state.raised, (one.rank,)
+    here = state.groups.get(raised.group) if raised is not None else None
+    if raised is not None and fate.bad | fate.open and not (here and 0 < raised.call.key < here.entered):
+        where = call_in_words(vars(raised.call), here.label if here else raised.group)
+        cause = Cause.ECHO if is_echo(raised.error) else Cause.RAISED
+        return Failure(raised.at or fate.at, who, cause, f"raised {raised.error}, in {where}")
+    if fate.ended == "frozen":
+        return Failure(fate.at, who, Cause.FROZEN, "is frozen: its process is there, and does not beat")
+    if not fate.bad:
+        return None
+    if ending is not None and ending.reason == "exception":
+        if ending.error.startswith("KeyboardInterrupt"):
+            return Failure(fate.at, who, Cause.SIGNAL, "was interrupted (KeyboardInterrupt)")
+        cause = Cause.ECHO if is_echo(ending.error) else Cause.EXCEPTION
+        return Failure(fate.at, who, cause, f"raised {ending.error or 'an exception'}")
+    if ending is not None and ending.reason != KILLED:
+        return Failure(fate.at, who, Cause.SIGNAL, f"was ended by {ending.reason.removeprefix('signal:')}")
+    what = (
+        "was killed: SIGKILL, out of memory, abort() or os._exit()"
+        if ending is not None
+        else "was gone: its log just ends, as of a rank that is killed, or whose host is lost"
+    )
+    return Failure(fate.at, who, Cause.ECHO if _waited_long(state) else Cause.KILLED, what)
+
+
+def _waited_long(state: RankState) -> bool:
+    """A time-out may have ended it."""
+    calls = [group.current for group in state.groups.values() if group.current is not None]
+    return any(age_of(call, state, state.as_of) >= THRESHOLD for call in calls)
+
+
+def _stall(verdict: Record) -> Failure:
+    tags = mapping(verdict, "tags")
+    where = call_in_words({"op": text(tags, "stall.op"), "key": integer(tags, "stall.key")}, text(tags, "stall.group"))
+    began = verdict["ts"] - round((number(tags, "stall.waited_s") or 0.0) * 1e9)
+    return Failure(began, tuple(sorted(_ranks(verdict))), Cause.STALL, f"made {where} wait")
+
+
+def _first(failures: Iterable[Failure]) -> Failure | None:
+    in_time = sorted(failures, key=lambda one: (one.at, one.ranks))
+    if not in_time:
+        return None
+    causes = list(Cause)
+    near = [one for one in in_time if one.at <= in_time[0].at + NEAR]
+    cause = min((one.cause for one in near), key=causes.index)
+    alike = [one for one in near if one.cause is cause]
+    if cause is Cause.STALL:
+        return alike[0]
+    if cause in (Cause.EXCEPTION, Cause.RAISED):
+        alike = [one for one in alike if one.what == alike[0].what]
+    return replace(alike[0], ranks=tuple(sorted(rank for one in alike for rank in one.ranks)))
+
+
+def _roll(
+    histories: Mapping[int, History], states: Mapping[int, RankState], fates: Mapping[int, Fate], first: Failure | None
+) -> dict[int, RankState]:
+    """The ranks as they were when the first of them failed."""
+    gone: frozenset[int] = frozenset()
+    if first is not None and first.cause in (Cause.EXCEPTION, Cause.KILLED):
+        gone = frozenset(first.ranks)
+    elif first is not None and first.cause is Cause.SIGNAL and len(first.ranks) < len(states):
+        gone = frozenset(first.ranks)
+    roll = {}
+    for rank, state in states.items():
+        fate, life = fates[rank], Life.ALIVE
+        if histories[rank].life is Life.SILENT:
+            life = Life.SILENT
+        elif rank in gone:
+            life = Life.DEAD
+        elif not fate.bad and not fate.open:
+            life = Life.ENDED
+        roll[rank] = replace(state, life=life, end_reason=fate.ended if life in (Life.DEAD, Life.ENDED) else None)
+    return roll
+
+
+def _judged(roll: Mapping[int, RankState], missing: Sequence[int], now: int, first: Failure | None) -> Record | None:
+    """The verdict on the roll. Ranks without a log are named only if nobody else explains it."""
+    certain = any(state.life in (Life.DEAD, Life.SILENT) for state in roll.values())
+    threshold = WAITED if certain else THRESHOLD
+    found = judge(_without(roll, frozenset(missing)), roll.keys(), now, threshold=threshold)
+    unclear = found is None or all(one.kind in (Kind.STUCK, Kind.UNREACHABLE) for one in found.culprits)
+    if missing and unclear:
+        found = judge(roll, {*roll, *missing}, now, threshold=threshold) or found
+    if found is None or (not found.is_error and first is not None):
+        return None
+    record = telling.record(found)
+    return record | {"message": _unknown(found)} if found.kind is Kind.UNREACHABLE else record
+
+
+def _without(roll: Mapping[int, RankState], missing: frozenset[int]) -> Mapping[int, RankState]:
+    """As if the missing ranks were in no group."""
+    if not missing:
+        return roll
+    shared: dict[tuple[int, ...], tuple[int, ...]] = {}
+
+    def there(ranks: tuple[int, ...]) -> tuple[int, ...]:
+        if ranks not in shared:
+            shared[ranks] = tuple(rank for rank in ranks if rank not in missing)
+        return shared[ranks]
+
+    return {
+        rank: replace(
+            state, groups={name: replace(here, ranks=there(here.ranks)) for name, here in state.groups.items()}
+        )
+        for rank, state in roll.items()
+    }
+
+
+def _unknown(verdict: Verdict) -> str:
+    where = call_in_words({"op": verdict.where.operation, "key": verdict.where.key}, verdict.where.label)
+    lost = f"rank{'s' if len(verdict.ranks) > 1 else ''} {telling.ranges(verdict.ranks)}"
+    waiting = f"rank{'s' if len(verdict.waiting) > 1 else ''} {telling.ranges(verdict.waiting)}"
+    return (
+        f"{where} waited {verdict.waited / 1e9:.0f} s ({waiting}), and no rank that left a log here is the reason; "
+        f"of {lost} there is no log"
+    )
+
+
+def moments(histories: Mapping[int, History], finding: Finding) -> list[tuple[int, Moment]]:
+    """What happened to which rank, in order of time: calls that took too long or raised, verdicts, and the ends."""
+    found: list[tuple[int, Moment]] = []
+    for rank, one in histories.items():
+        found += [(rank, moment) for moment in one.moments]
+        found += [(rank, Moment(said["ts"], f"said: {text(said, 'message')}")) for said in one.verdicts]
+        for here in finding.states[rank].groups.values():
+            if here.current is not None and here.current.since:
+                where = call_in_words(vars(here.current), here.label)
+                found.append((rank, Moment(here.current.since, f"entered {where}, the last it was seen in")))
+        fate = finding.fates[rank]
+        if one.beat:
+            found.append((rank, Moment(one.beat, "last beat")))
+        if not fate.open:
+            found.append((rank, Moment(fate.at, f"ended: {fate.ended}")))
+    return sorted(found, key=lambda one: (one[1].at, one[0]))

@@ -1,0 +1,401 @@
+"""What a job died of, from what its ranks wrote: fault by fault."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddtrace_pytorch.stalls import telling
+from ddtrace_pytorch.stalls.history import History
+from ddtrace_pytorch.stalls.inquest import Cause, Finding, inquire
+from ddtrace_pytorch.stalls.roll import Call, GroupState, Life, Raised, RankState
+from ddtrace_pytorch.stalls.verdict import judge
+
+SECOND = 10**9
+T0 = 1_790_000_000 * SECOND
+RANKS = (0, 1, 2, 3)
+CLOSED = "RuntimeError: Connection closed by peer [127.0.0.1]:4711"
+
+Record = dict[str, Any]
+
+
+def at(seconds: float) -> int:
+    return T0 + round(seconds * SECOND)
+
+
+def beats(until: float, entered: int = 0, since: float | None = None, operation: str = "all_reduce") -> list[Record]:
+    """A beat a second; the rank has been in its call number `entered` since then, or in none."""
+    found = []
+    for second in range(int(until) + 1):
+        inside = since is not None and second >= since
+        completed = entered - 1 if since is not None else entered
+        now = [
+            entered if inside else completed,
+            completed,
+            operation if inside else None,
+            at(since or 0) if inside else 0,
+        ]
+        found.append({"type": "beat", "ts": at(second), "seq": second + 1, "groups": {"0": now} if entered else {}})
+    return found
+
+
+def ended(reason: str, second: float, error: tuple[str, str] | None = None) -> Record:
+    tags = {"pytorch.end_reason": reason}
+    if error:
+        tags |= {"error.type": error[0], "error.message": error[1]}
+    return {
+        "type": "span",
+        "name": "pytorch.rank",
+        "ts": at(second),
+        "start": T0,
+        "tags": tags,
+        "error": int(bool(error)),
+    }
+
+
+def state_of(
+    rank: int, entered: int, second: float, since: float | None = None, recent: Iterable[Call] = (), **more: Any
+) -> RankState:
+    now = Call("all_reduce", entered, 16, (4,), "float32", since=at(since)) if since is not None else None
+    ring = (*recent, *([now] if now else []))
+    here = GroupState("0", "world", RANKS, "gloo", entered, entered - (now is not None), now, ring)
+    return RankState(rank, "host-a", as_of=at(second), groups={"0": here}, **more)
+
+
+def stated(state: RankState, why: str) -> Record:
+    return {"type": "state", "ts": state.as_of, "why": why, "state": state.plain()}
+
+
+def raised(rank: int, key: int, second: float, error: str, operation: str = "all_reduce", **more: Any) -> Record:
+    call = Call(operation, key, 16, (4,), "float32", since=at(second - 1))
+    state = state_of(rank, key - 1, second, raised=Raised("0", call, error, at(second)), **more)
+    return stated(state, "raised")
+
+
+def history(rank: int, *records: Record, host: str = "host-a", world: int = 4) -> History:
+    one = History(rank, {"host": host, "world_size": world, "pid": 100 + rank})
+    for record in records:
+        one.add(record)
+    return one
+
+
+def found(*histories: History) -> Finding:
+    return inquire({one.rank: one for one in histories})
+
+
+def killed() -> list[History]:
+    """Rank 1 is killed at 20.5 s; the others, who wait for it, hear of it and end."""
+    last = stated(state_of(1, 41, 20, doing="user", frames=("/job/train.py:24 load",), step=7), "killed")
+    others = [
+        history(
+            rank,
+            *beats(22, 42, since=19),
+            raised(rank, 42, 22.5, CLOSED),
+            ended("exception", 23, ("RuntimeError", CLOSED.partition(": ")[2])),
+        )
+        for rank in (0, 2, 3)
+    ]
+    return [history(1, *beats(20, 41), last, ended("killed", 20)), *others]
+
+
+def test_a_killed_rank_is_the_reason_though_all_the_others_raised() -> None:
+    finding = found(*killed())
+    assert finding.first is not None
+    assert (finding.first.cause, finding.first.ranks, finding.first.at) == (Cause.KILLED, (1,), at(20))
+    assert finding.verdict is not None
+    assert (finding.verdict["kind"], finding.verdict["ranks"], finding.rebuilt) == ("gone", [1], True)
+    assert finding.verdict["waiting"] == [0, 2, 3]
+    assert "all_reduce #42 of group `world`" in finding.verdict["message"]
+    assert "train.py:24 load" in finding.verdict["message"]
+    assert not finding.well
+
+
+def test_a_log_that_just_ends_while_others_go_on_is_of_a_dead_rank() -> None:
+    others = [history(rank, *beats(40, 42, since=21), ended("signal:SIGTERM", 40.5)) for rank in (0, 2, 3)]
+    finding = found(history(1, *beats(20, 41)), *others)
+    assert finding.first is not None
+    assert (finding.first.cause, finding.first.ranks) == (Cause.KILLED, (1,))
+    assert finding.verdict is not None
+    assert (finding.verdict["kind"], finding.verdict["ranks"], finding.verdict["waiting"]) == ("gone", [1], [0, 2, 3])
+
+
+def test_a_short_log_is_no_reason_if_all_logs_end_together() -> None:
+    finding = found(*(history(rank, *beats(20 + rank)) for rank in RANKS))
+    assert (finding.first, finding.verdict, finding.well) == (None, None, False)
+    assert {fate.open for fate in finding.fates.values()} == {True}
+
+
+def test_an_exception_of_its_own_comes_before_those_it_caused() -> None:
+    own = "ValueError: no such file"
+    one = history(1, *beats(20, 41), ended("exception", 20.4, ("ValueError", "no such file")))
+    others = [
+        history(
+            rank,
+            *beats(20, 42, since=18),
+            raised(rank, 42, 20.3, CLOSED),  # a clock that is 0.1 s behind
+            ended("exception", 20.4, ("RuntimeError", "Connection closed by peer")),
+        )
+        for rank in (0, 2, 3)
+    ]
+    finding = found(one, *others)
+    assert finding.first is not None
+    assert (finding.first.cause, finding.first.ranks) == (Cause.EXCEPTION, (1,))
+    assert own in finding.first.what
+    assert finding.verdict is not None
+    assert (finding.verdict["kind"], finding.verdict["ranks"]) == ("gone", [1])
+    assert own in finding.verdict["message"]
+
+
+def test_an_exception_of_its_own_in_a_collective_is_told_with_its_error() -> None:
+    own = "ValueError: tensors of two devices"
+    one = history(1, *beats(20, 41), raised(1, 42, 20.2, own), ended("exception", 20.4, ("ValueError", "…")))
+    others = [
+        history(rank, *beats(21, 42, since=18), raised(rank, 42, 21.3, CLOSED), ended("exception", 21.4))
+        for rank in (0, 2, 3)
+    ]
+    finding = found(one, *others)
+    assert finding.verdict is not None
+    assert (finding.verdict["kind"], finding.verdict["ranks"]) == ("gone", [1])
+    assert own in finding.verdict["message"]
+    assert finding.first is not None
+    assert finding.first.ranks == (1,)
+
+
+def test_a_mismatch_is_told_though_the_innocent_raised_too() -> None:
+    odd = history(1, *beats(20, 41), raised(1, 42, 20.5, CLOSED, "broadcast"), ended("exception", 20.6))
+    others = [
+        history(rank, *beats(20, 41), raised(rank, 42, 20.5, CLOSED), ended("exception", 20.6)) for rank in (0, 2, 3)
+    ]
+    finding = found(odd, *others)
+    assert finding.verdict is not None
+    assert (finding.verdict["kind"], finding.verdict["ranks"]) == ("mismatch", [1])
+    assert "broadcast" in finding.verdict["message"]
+
+
+def test_who_died_after_a_long_wait_is_not_the_reason() -> None:
+    # NCCL's watchdog aborts one rank after the other; rank 3 never came.
+    waited = [history(rank, *beats(600 + 6 * rank, 42, since=3), ended("killed", 600 + 6 * rank)) for rank in (0, 1, 2)]
+    finding = found(*waited, history(3, *beats(640, 41), ended("signal:SIGTERM", 640)))
+    assert finding.verdict is not None
+    assert (finding.verdict["kind"], finding.verdict["ranks"]) == ("absent", [3])
+
+
+def live(kind_of: RankState, second: float = 15, **more: Any) -> Record:
+    """The record that a rank wrote of a stall since 4 s, rank 3 being as it is said."""
+    roll = {rank: state_of(rank, 42, second, since=4, doing="collective") for rank in (0, 1, 2)} | {3: kind_of}
+    verdict = judge(roll, RANKS, at(second))
+    assert verdict is not None
+    return telling.record(verdict) | more
+
+
+def test_what_was_said_while_it_happened_is_taken_first() -> None:
+    frames = ("/job/train.py:88 load_batch",)
+    record = live(state_of(3, 41, 15, frames=frames, moves=False))
+    waiting = [history(rank, *beats(40, 42, since=4), ended("signal:SIGTERM", 40)) for rank in (0, 1, 2)]
+    waiting[0].add(record)
+    finding = found(*waiting, history(3, *beats(40, 41), ended("signal:SIGTERM", 40)))
+    assert (finding.verdict, finding.rebuilt) == (record, False)
+    assert finding.first is not None
+    assert (finding.first.cause, finding.first.ranks, finding.first.at) == (Cause.STALL, (3,), at(4))
+
+
+def test_a_stall_that_was_over_is_not_the_reason() -> None:
+    record = live(state_of(3, 41, 15, moves=False))
+    over = {
+        "type": "event", "ts": at(25), "name": "stall over",
+        "tags": {"op": "all_reduce", "group": "world", "group_name": "0", "key": 42, "took_s": 21.0},
+    }  # fmt: skip
+    zero = history(0, *beats(300, 4000), record, over, ended("destroyed", 300))
+    finding = found(zero, *(history(rank, *beats(300, 4000), ended("destroyed", 300)) for rank in (1, 2, 3)))
+    assert (finding.first, finding.verdict, finding.well) == (None, None, True)
+
+
+def test_somebody_who_is_only_late_is_not_the_reason_that_all_were_told_to_end() -> None:
+    record = live(state_of(3, 41, 15, moves=True))
+    ranks = [history(rank, *beats(16, 42, since=4), ended("signal:SIGTERM", 16.2)) for rank in (0, 1, 2)]
+    ranks[0].add(record)
+    late = history(3, *beats(16, 41), stated(state_of(3, 41, 16, moves=True), "stall"), ended("signal:SIGTERM", 16.2))
+    finding = found(*ranks, late)
+    assert finding.verdict is None
+    assert finding.first is not None
+    assert (finding.first.cause, finding.first.ranks) == (Cause.SIGNAL, RANKS)
+
+
+def test_all_that_are_ended_from_outside_are_told_so() -> None:
+    finding = found(*(history(rank, *beats(20, 41), ended("signal:SIGTERM", 20.5)) for rank in RANKS))
+    assert finding.first is not None
+    assert (finding.first.cause, finding.first.ranks) == (Cause.SIGNAL, RANKS)
+    assert finding.verdict is None
+
+
+def test_who_left_early_is_the_reason_that_others_are_ended() -> None:
+    finding = found(
+        history(0, *beats(20), ended("exit", 20.1)),
+        *(history(rank, *beats(20), ended("signal:SIGTERM", 20.4)) for rank in (1, 2, 3)),
+    )
+    assert finding.first is not None
+    assert (finding.first.cause, finding.first.ranks) == (Cause.LEFT, (0,))
+
+
+def test_one_that_ends_later_than_others_is_well() -> None:
+    finding = found(*(history(rank, *beats(20 + 5 * rank), ended("destroyed", 20 + 5 * rank)) for rank in RANKS))
+    assert finding.well
+    assert finding.first is None
+
+
+def test_a_rank_without_a_log_is_not_guilty_if_a_known_one_explains_all() -> None:
+    waiting = [history(rank, *beats(40, 42, since=4), ended("signal:SIGTERM", 40)) for rank in (0, 1)]
+    waiting[0].add(stated(state_of(0, 42, 15, since=4), "stall"))
+    finding = found(*waiting, history(2, *beats(40, 41), ended("signal:SIGTERM", 40)))
+    assert finding.missing == (3,)
+    assert finding.verdict is not None
+    assert (finding.verdict["kind"], finding.verdict["ranks"]) == ("absent", [2])
+
+
+def test_a_rank_without_a_log_is_named_where_nothing_else_explains_it() -> None:
+    waiting = [history(rank, *beats(40, 42, since=4), ended("signal:SIGTERM", 40)) for rank in (0, 1, 2)]
+    waiting[0].add(stated(state_of(0, 42, 15, since=4), "stall"))
+    finding = found(*waiting)
+    assert finding.verdict is not None
+    assert (finding.verdict["kind"], finding.verdict["ranks"]) == ("unreachable", [3])
+    assert "no log" in finding.verdict["message"]
+
+
+def test_a_rank_that_its_host_says_is_stopped_is_frozen() -> None:
+    ranks = [history(rank, *beats(40, 42, since=20)) for rank in (0, 2, 3)]
+    stopped = history(1, *beats(20, 41))
+    stopped.look(state_of(1, 41, 20, frames=("/job/train.py:24 load",), life=Life.SILENT), None)
+    finding = found(stopped, *ranks)
+    assert finding.verdict is not None
+    assert (finding.verdict["kind"], finding.verdict["ranks"]) == ("frozen", [1])
+
+
+def test_a_killed_rank_that_nobody_recovered_is_told_from_what_it_left() -> None:
+    ranks = [history(rank, *beats(22, 42, since=19), ended("signal:SIGTERM", 22.5)) for rank in (0, 2, 3)]
+    dead = history(1, *beats(20, 41))
+    dead.look(state_of(1, 41, 20, frames=("/job/train.py:24 load",), life=Life.DEAD), None)
+    finding = found(dead, *ranks)
+    assert finding.first is not None
+    assert (finding.first.cause, finding.first.ranks) == (Cause.KILLED, (1,))
+    assert finding.verdict is not None
+    assert (finding.verdict["kind"], finding.verdict["ranks"]) == ("gone", [1])
+
+
+def test_of_a_rank_that_never_stalled_the_beats_tell_where_it_was() -> None:
+    one = history(1, *beats(20, 41))
+    state = one.state({})
+    assert state.groups == {}, "nobody has said who is in the group"
+    known = GroupState("0", "world", RANKS, "gloo")
+    here = one.state({"0": [known]}).groups["0"]
+    assert (here.label, here.ranks, here.entered, here.completed, here.current) == ("world", RANKS, 41, 41, None)
+    waits = history(0, *beats(20, 42, since=3)).state({"0": [known]}).groups["0"].current
+    assert waits == Call("all_reduce", 42, since=at(3))
+
+
+def test_a_state_keeps_what_the_later_beats_do_not_say() -> None:
+    one = history(
+        0, *beats(15, 42, since=4), stated(state_of(0, 42, 14, since=4), "stall"), *beats(20, 42, since=4)[16:]
+    )
+    current = one.state({}).groups["0"].current
+    assert current is not None
+    assert (current.shape, current.key) == ((4,), 42)
+    assert one.state({}).as_of == at(20)
+
+
+def test_records_of_other_makes_break_nothing() -> None:
+    junk: list[Any] = [None, 7, "x", [], {}, {"0": 3}, {"0": [1]}, {"0": [1, "x", 3, None]}]
+    one = History(0, {})
+    for thing in junk:
+        for kind in ("beat", "state", "span", "verdict", "event", "identity"):
+            one.add(
+                {
+                    "type": kind,
+                    "ts": at(1),
+                    "groups": thing,
+                    "state": thing,
+                    "tags": thing,
+                    "name": thing,
+                    "ranks": thing,
+                }
+            )
+            one.add(
+                {"type": kind, "ts": at(1), "name": "pytorch.rank", "tags": thing, "culprits": thing, "why": "raised"}
+            )
+    assert inquire({0: one}).fates.keys() == {0}
+
+
+def relabelled(thing: Any, to: Mapping[int, int]) -> Any:
+    """`thing`, a record, with its ranks by other names."""
+    if isinstance(thing, dict):
+        named = {"ranks", "rank", "waiting"}
+        return {
+            key: (
+                to[value] if key == "rank" else [to[one] for one in value]
+            ) if key in named and value else relabelled(value, to)
+            for key, value in thing.items()
+        }  # fmt: skip
+    return [relabelled(one, to) for one in thing] if isinstance(thing, list) else thing
+
+
+def records_of(rank: int) -> dict[str, list[Record]]:
+    """What a rank may have written, one way of ending for each word."""
+    return {
+        "waits": [*beats(40, 42, since=4), ended("signal:SIGTERM", 40)],
+        "said": [
+            *beats(40, 42, since=4), stated(state_of(rank, 42, 15, since=4), "stall"), ended("signal:SIGTERM", 40),
+        ],
+        "late": [*beats(40, 41), ended("signal:SIGTERM", 40)],
+        "killed": [*beats(20, 41), ended("killed", 20)],
+        "ends": [*beats(20, 41)],
+        "raised": [*beats(20, 41), raised(rank, 42, 20.5, "ValueError: no"), ended("exception", 21, ("ValueError", "no"))],
+        "echo": [*beats(20, 41), raised(rank, 42, 20.6, CLOSED), ended("exception", 21, ("RuntimeError", CLOSED))],
+        "well": [*beats(20, 41), ended("destroyed", 20.5)],
+    }  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.sampled_from(sorted(records_of(0))), min_size=4, max_size=4),
+    st.permutations(RANKS),
+    st.randoms(use_true_random=False),
+)
+def test_the_names_and_the_order_of_ranks_change_nothing(
+    ways: list[str], names: list[int], chance: random.Random
+) -> None:
+    to = dict(zip(RANKS, names, strict=True))
+    logs = {rank: records_of(rank)[way] for rank, way in zip(RANKS, ways, strict=True)}
+    before = inquire({rank: history(rank, *records) for rank, records in logs.items()})
+    order = list(RANKS)
+    chance.shuffle(order)
+    after = inquire({to[rank]: history(to[rank], *relabelled(logs[rank], to)) for rank in order})
+
+    def key(finding: Finding, to: Mapping[int, int]) -> Any:
+        first, verdict = finding.first, finding.verdict
+        return (
+            first and (first.cause, first.at, sorted(to[rank] for rank in first.ranks)),
+            verdict and (sorted(to[rank] for rank in verdict["ranks"]), sorted(to[r] for r in verdict["waiting"])),
+            {to[rank]: fate.ended for rank, fate in finding.fates.items()},
+            finding.well,
+        )
+
+    assert key(before, to) == key(after, {rank: rank for rank in RANKS})
+
+
+@pytest.mark.parametrize("many", [1024])
+def test_many_ranks(many: int) -> None:
+    ranks = tuple(range(many))
+    one = stated(
+        RankState(0, as_of=at(15), groups={"0": GroupState("0", "world", ranks, "nccl", 42, 41, Call("all_reduce", 42, since=at(4)))}),
+        "stall",
+    )  # fmt: skip
+    histories = {rank: history(rank, *beats(18, 42, since=4), world=many) for rank in ranks if rank != 77}
+    histories[0].add(one)
+    histories[77] = history(77, *beats(3, 41), world=many)
+    finding = inquire(histories)
+    assert finding.verdict is not None
+    assert (finding.verdict["kind"], finding.verdict["ranks"]) == ("gone", [77])
