@@ -10,7 +10,7 @@ from ddtrace_pytorch.border import safely
 from ddtrace_pytorch.runlog.appendix import append, find_log
 from ddtrace_pytorch.runlog.writer import log_directory, private_root
 from ddtrace_pytorch.settings import Settings, default_log_root
-from ddtrace_pytorch.stalls.last_words import LastWords
+from ddtrace_pytorch.stalls.last_words import KILLED, LastWords
 from ddtrace_pytorch.stalls.recovery import recover
 from ddtrace_pytorch.threads import leave_signals_to_others
 
@@ -49,7 +49,8 @@ class Teller:
         log = find_log(directory, said.job, said.incarnation, said.rank, said.host, words.state.pid)
         if log is None:
             return False
-        append(log, [words.finished_span().as_log_record()])
+        state = {"type": "state", "ts": words.state.as_of, "why": KILLED, "state": words.state.plain()}
+        append(log, [*([] if words.ended else [state]), words.finished_span().as_log_record()])
         return True
 
 

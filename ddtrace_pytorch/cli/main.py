@@ -11,6 +11,7 @@ import click
 from ddtrace_pytorch import __version__
 
 COMMANDS = {
+    "diagnose": "ddtrace_pytorch.cli.diagnose:diagnose_command",
     "doctor": "ddtrace_pytorch.cli.doctor:doctor",
     "recover": "ddtrace_pytorch.cli.recover:recover_command",
     "report": "ddtrace_pytorch.cli.report:report",
@@ -35,7 +36,7 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="ddtrace-pytorch")
 def cli() -> None:
-    """Would a distributed PyTorch job be traced, and what did one do?"""
+    """Would a distributed PyTorch job be traced, what did one do, and what did it die of?"""
 
 
 def main() -> None:

@@ -11,18 +11,17 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from ddtrace_pytorch import settings
+from ddtrace_pytorch.cli.choice import attempt_option, job_option, run_logs
 from ddtrace_pytorch.cli.collective_tables import (
     render_collectives,
     render_single_calls,
     render_stragglers,
     worth_telling,
 )
-from ddtrace_pytorch.cli.summary import Attempt, Job, NotReadable, NotThere, Rank, Report, compact, summarise
+from ddtrace_pytorch.cli.summary import Attempt, Job, Rank, Report, compact, summarise
 from ddtrace_pytorch.cli.tables import duration, known, line, row, span, table
 from ddtrace_pytorch.cli.terminal import standard_output
 from ddtrace_pytorch.identity.introduction import GENERATED
-from ddtrace_pytorch.runlog.reader import scan
 
 JOB_ROWS = 10
 RANK_ROWS = 32
@@ -178,14 +177,8 @@ def _end(rank: Rank) -> str:
 
 @click.command(short_help="What became of a job and its ranks, from its run log.")
 @click.argument("directory", metavar="[DIR]", required=False)
-@click.option("--job", metavar="ID", help="The job to report, by its id or the beginning of it; otherwise the newest.")
-@click.option(
-    "--attempt",
-    default="last",
-    show_default=True,
-    metavar="last|N|INCARNATION|all",
-    help="Which of the job's attempts: numbered from 1 in order of time, or by the beginning of its incarnation.",
-)
+@job_option
+@attempt_option
 @click.option(
     "--calls",
     type=click.IntRange(min=0),
@@ -201,26 +194,7 @@ def report(directory: str | None, job: str | None, attempt: str, calls: int, as_
     DIR holds run logs at any depth: a log root, one job, one run, or several hosts' copies. Without it, that is
     DD_PYTORCH_LOG_DIR or, where that is not set, ddtrace-pytorch-<user id> in the temporary directory.
     """
-    chosen = settings.load()
-    place = directory or chosen.log_root
-    try:
-        found = scan(place)
-    except FileNotFoundError:
-        if directory:
-            text = f"no directory {place}; give the one that DD_PYTORCH_LOG_DIR had in the job"
-        elif chosen.log_dir:
-            text = f"no directory {place}, which DD_PYTORCH_LOG_DIR names; no job has written there yet"
-        else:
-            text = (
-                f"no directory {place}, where run logs go when DD_PYTORCH_LOG_DIR is not set; give the one that it had "
-                "in the job (without it, a job whose Agent answers writes no run log)"
-            )
-        raise NotThere(text) from None
-    except NotADirectoryError:
-        raise NotThere(f"{place} is a file; give the directory it is in") from None
-    except OSError as error:
-        raise NotReadable(f"can't look into {place}: {error.strerror or error}") from None
-    result = summarise(found, job, attempt, calls)
+    result = summarise(run_logs(directory), job, attempt, calls)
     if as_json:
         click.echo(json.dumps(asdict(result), indent=2))
     else:

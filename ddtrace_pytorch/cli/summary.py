@@ -13,13 +13,11 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any
 
-import click
-
 from ddtrace_pytorch.cli import collectives
+from ddtrace_pytorch.cli.choice import jobs_in, meant_attempts
 from ddtrace_pytorch.cli.collectives import Group
 from ddtrace_pytorch.cli.single_calls import SingleCall
 from ddtrace_pytorch.cli.stragglers import Stragglers
-from ddtrace_pytorch.cli.terminal import visible
 from ddtrace_pytorch.runlog.fields import integer, mapping, text
 from ddtrace_pytorch.runlog.reader import RankLog, Scan, read
 from ddtrace_pytorch.settings import BadValue, RankChoice, rank_choice
@@ -127,25 +125,6 @@ class Report:
     notes: list[str]
 
 
-class Refused(click.ClickException):
-    """There is nothing to report; the message says what is wrong, where, and what to do."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(visible(message))
-
-
-class NotThere(Refused):
-    """What was asked for doesn't exist."""
-
-    exit_code = 2
-
-
-class NotReadable(Refused):
-    """The directory is there, but no run log that can be read is in it."""
-
-    exit_code = 1
-
-
 @dataclass
 class _RankFacts:
     """What one pass over a rank's log leaves in memory, times in nanoseconds."""
@@ -205,52 +184,23 @@ def summarise(found: Scan, job: str | None = None, attempt: str = "last", calls:
     """The report of one job in `found`: `job`, or the newest; `attempt`: ``last``, ``all``, a number or an incarnation.
 
     The beginning of a job's id or an incarnation is enough, where no other has it. Of single calls the `calls` slowest
-    are listed. Raises :class:`Refused` if there is nothing to report or no such job or attempt.
-    """
-    logs = [log for log in found.logs if not log.damaged]
-    if not found.logs:
-        raise NotReadable(
-            f"no run log in {found.directory}: it should hold rank-00000.jsonl and the like, at any depth; "
-            "run a job with DD_PYTORCH_EXPORT=local, or name another directory"
-        )
-    if not logs:
-        first = f" ({found.logs[0].notes[0]})" if found.logs[0].notes else ""
-        raise NotReadable(
-            f"none of the {len(found.logs)} run log(s) in {found.directory} can be read{first}; "
-            "copy them again from where they were written"
-        )
-    begun = {log.job: 0 for log in logs}
-    for log in logs:
-        begun[log.job] = max(begun[log.job], integer(log.identity, "ts") or 0)
-    ids = sorted(begun, key=lambda id: begun[id], reverse=True)
-    meant = ids[:1] if job is None else _meant(job, ids)
-    if not meant:
-        raise NotThere(f"no job {job} in {found.directory}; the jobs there: {_shorten(ids)}")
-    if len(meant) > 1:
-        raise NotThere(f"{len(meant)} jobs in {found.directory} begin with {job}: {_shorten(meant)}")
-    (chosen,) = meant
+    are listed.
 
-    in_job = [log for log in logs if log.job == chosen]
+    Raises:
+        Refused: there is nothing to report, or no such job or attempt.
+    """
+    here = jobs_in(found)
+    chosen = here.meant(job)
+    in_job = here.logs_of(chosen)
     attempts = _attempts(in_job)
-    if attempt == "all":
-        asked = attempts
-    elif attempt == "last":
-        asked = attempts[-1:]
-    else:
-        # A plain number is never the beginning of an incarnation, which begins with its year.
-        names = [] if attempt.isdecimal() else _meant(attempt, [one.incarnation for one in attempts])
-        asked = [one for one in attempts if str(one.number) == attempt or one.incarnation in names]
-        if not asked:
-            raise NotThere(f"no attempt {attempt} of job {chosen}; choose last, all, or from 1 to {len(attempts)}")
-        if len(asked) > 1:
-            raise NotThere(f"{len(asked)} attempts of job {chosen} begin with {attempt}: {_shorten(names)}")
+    asked = [attempts[at] for at in meant_attempts(attempt, [one.incarnation for one in attempts], chosen)]
 
     for one in asked:
         said = collectives.gather((log for log in in_job if log.incarnation == one.incarnation), calls)
         one.collectives, one.stragglers = said.groups, said.stragglers
         one.single_calls, one.slowest_calls = said.single, said.slowest
 
-    jobs = [_job([log for log in logs if log.job == id]) for id in ids]
+    jobs = [_job(here.logs_of(id)) for id in here.ids]
     shown = [log for log in found.logs if log.job == chosen or log.damaged]
     return Report(
         directory=os.path.abspath(found.directory),
@@ -260,11 +210,6 @@ def summarise(found: Scan, job: str | None = None, attempt: str = "last", calls:
         attempts=asked,
         notes=found.notes + [note for log in shown for note in log.notes],
     )
-
-
-def _meant(asked: str, names: list[str]) -> list[str]:
-    """Of `names` the one that is `asked`, else all that begin so."""
-    return [asked] if asked in names else [name for name in names if name.startswith(asked)]
 
 
 def _job(logs: list[RankLog]) -> Job:
@@ -398,8 +343,3 @@ def _iso(ns: int | None) -> str | None:
 
 def _seconds(first: int | None, last: int | None) -> float | None:
     return round((last - first) / 1e9, 3) if first is not None and last is not None else None
-
-
-def _shorten(names: list[str], limit: int = 5) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more

@@ -12,7 +12,7 @@ import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import IO, Any, cast
@@ -47,17 +47,18 @@ class RankLog:
 
 @dataclass
 class Scan:
-    """What a directory holds; `logs` are ordered by job, incarnation, rank, host."""
+    """What a directory holds; `logs` are ordered by job, incarnation, rank, host; `beside` are paths of other files."""
 
     directory: str
     logs: list[RankLog] = field(default_factory=list)
+    beside: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
-def scan(directory: str) -> Scan:
+def scan(directory: str, beside: Callable[[str], bool] = lambda name: False) -> Scan:
     """The run logs at or below `directory`: a log root, one job, one run, or several hosts' copies side by side.
 
-    Raises OSError if `directory` itself can't be listed.
+    Files whose names are `beside` are expected there, and listed. Raises OSError if `directory` itself can't be listed.
     """
     found = Scan(directory)
     os.listdir(directory)  # os.walk would say nothing
@@ -77,6 +78,8 @@ def scan(directory: str) -> Scan:
                 links.append(file)
             elif name is not None and os.path.isfile(path):
                 processes.setdefault(name.stem, []).append(name)
+            elif beside(file) and os.path.isfile(path):
+                found.beside.append(path)
             elif not file.endswith(".jsonl.gz.tmp"):  # a compression that a kill cut short; the original is there
                 foreign.append(file)
         found.logs += [_rank_log(directory, folder, names) for names in processes.values()]

@@ -113,7 +113,9 @@ class History:
         self._said, self._base = mapping(record, "state"), None
         said = mapping(self._said, "raised")
         if record.get("why") == "raised" and said:
-            where = call_in_words(mapping(said, "call"), text(said, "group"))
+            group = text(said, "group")
+            label = text(mapping(mapping(self._said, "groups"), group), "label")
+            where = call_in_words(mapping(said, "call"), label or group)
             self.moments.append(Moment(at, f"{where} raised {text(said, 'error')}"))
 
     def _event(self, at: int, name: str, tags: Mapping[str, Any]) -> None:
@@ -142,7 +144,7 @@ class History:
             written = found
         if self._looked is not None and self._looked.as_of >= written.as_of:
             written = self._looked
-        return replace(written, rank=self.rank, host=written.host or self.host, gpu=written.gpu or gpu)
+        return replace(written, rank=self.rank, host=self.host or written.host, gpu=written.gpu or gpu)
 
     def state(self, known: Mapping[str, Sequence[GroupState]]) -> RankState:
         """The last state, brought up to the last beat. `known`: groups as others described them, by name."""

@@ -47,7 +47,7 @@ class Cause(Enum):
 
 @dataclass(frozen=True)
 class Failure:
-    """`ranks` failed, `at` ns since the epoch; `what` they did, in words."""
+    """`ranks` failed, `at` ns since the epoch; `what`, in words that follow the rank."""
 
     at: int
     ranks: tuple[int, ...]
@@ -96,15 +96,16 @@ def inquire(histories: Mapping[int, History]) -> Finding:
     first = _first(failures)
     verdict = next((one for one in told if first is not None and {*_ranks(one)} & {*first.ranks}), None)
     verdict = verdict or next(iter(told), None)
-    rebuilt = verdict is None
-    if rebuilt:
-        roll = _roll(histories, states, fates, first)
-        verdict = _judged(roll, missing, end, first)
+    rebuilt = None
+    if verdict is None:
+        verdict = rebuilt = _judged(_roll(histories, states, fates, first), missing, first)
+    if rebuilt is not None:
+        first = _first(_failures(histories, states, fates, [rebuilt]))
     return Finding(
         end=end,
         first=first,
         verdict=verdict,
-        rebuilt=rebuilt and verdict is not None,
+        rebuilt=rebuilt is not None,
         missing=missing,
         fates=fates,
         states=states,
@@ -136,14 +137,16 @@ def _fates(histories: Mapping[int, History]) -> dict[int, Fate]:
     fates = {}
     for rank, one in histories.items():
         if one.ending is not None:
-            ended = one.ending.error or one.ending.reason
-            fates[rank] = Fate(ended, one.ending.at, one.ending.reason not in GOOD_ENDS)
+            error = one.ending.error
+            fates[rank] = Fate(
+                f"raised {error}" if error else one.ending.reason, one.ending.at, one.ending.reason not in GOOD_ENDS
+            )
         elif one.life is Life.SILENT:
             fates[rank] = Fate("frozen", one.last, bad=True)
         elif one.life is Life.ALIVE:
             fates[rank] = Fate("lives", one.last, bad=False, open=True)
         elif latest > one.last + GOES_ON or over > one.last:
-            fates[rank] = Fate("its log just ends", one.last, bad=True)
+            fates[rank] = Fate("log just ends", one.last, bad=True)
         else:
             fates[rank] = Fate("no end recorded", one.last, bad=False, open=True)
     return fates
@@ -202,20 +205,20 @@ def _failure(one: History, state: RankState, fate: Fate) -> Failure | None:
         cause = Cause.ECHO if is_echo(raised.error) else Cause.RAISED
         return Failure(raised.at or fate.at, who, cause, f"raised {raised.error}, in {where}")
     if fate.ended == "frozen":
-        return Failure(fate.at, who, Cause.FROZEN, "is frozen: its process is there, and does not beat")
+        return Failure(fate.at, who, Cause.FROZEN, "frozen: the process is there, and does not beat")
     if not fate.bad:
         return None
     if ending is not None and ending.reason == "exception":
         if ending.error.startswith("KeyboardInterrupt"):
-            return Failure(fate.at, who, Cause.SIGNAL, "was interrupted (KeyboardInterrupt)")
+            return Failure(fate.at, who, Cause.SIGNAL, "interrupted (KeyboardInterrupt)")
         cause = Cause.ECHO if is_echo(ending.error) else Cause.EXCEPTION
         return Failure(fate.at, who, cause, f"raised {ending.error or 'an exception'}")
     if ending is not None and ending.reason != KILLED:
-        return Failure(fate.at, who, Cause.SIGNAL, f"was ended by {ending.reason.removeprefix('signal:')}")
+        return Failure(fate.at, who, Cause.SIGNAL, f"ended by {ending.reason.removeprefix('signal:')}")
     what = (
-        "was killed: SIGKILL, out of memory, abort() or os._exit()"
+        "killed (SIGKILL, out of memory, abort() or os._exit())"
         if ending is not None
-        else "was gone: its log just ends, as of a rank that is killed, or whose host is lost"
+        else "the log just ends, as of a rank that is killed, or whose host is lost"
     )
     return Failure(fate.at, who, Cause.ECHO if _waited_long(state) else Cause.KILLED, what)
 
@@ -253,10 +256,9 @@ def _roll(
 ) -> dict[int, RankState]:
     """The ranks as they were when the first of them failed."""
     gone: frozenset[int] = frozenset()
-    if first is not None and first.cause in (Cause.EXCEPTION, Cause.KILLED):
-        gone = frozenset(first.ranks)
-    elif first is not None and first.cause is Cause.SIGNAL and len(first.ranks) < len(states):
-        gone = frozenset(first.ranks)
+    if first is not None:
+        singled_out = first.cause is Cause.SIGNAL and len(first.ranks) < len(states)
+        gone = frozenset(first.ranks if first.cause in (Cause.EXCEPTION, Cause.KILLED) or singled_out else ())
     roll = {}
     for rank, state in states.items():
         fate, life = fates[rank], Life.ALIVE
@@ -270,8 +272,9 @@ def _roll(
     return roll
 
 
-def _judged(roll: Mapping[int, RankState], missing: Sequence[int], now: int, first: Failure | None) -> Record | None:
+def _judged(roll: Mapping[int, RankState], missing: Sequence[int], first: Failure | None) -> Record | None:
     """The verdict on the roll. Ranks without a log are named only if nobody else explains it."""
+    now = max(state.as_of for state in roll.values())
     certain = any(state.life in (Life.DEAD, Life.SILENT) for state in roll.values())
     threshold = WAITED if certain else THRESHOLD
     found = judge(_without(roll, frozenset(missing)), roll.keys(), now, threshold=threshold)

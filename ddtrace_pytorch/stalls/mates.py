@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ddtrace_pytorch.stalls import last_words, places, state_file
+from ddtrace_pytorch.stalls.last_words import LastWords
 from ddtrace_pytorch.stalls.roll import Life, RankState
 from ddtrace_pytorch.stalls.state_file import LOCK, STATE
 
@@ -48,8 +49,13 @@ def read(lock: str) -> RankState | None:
         words = last_words.decode(left, entered) if left is not None else None
     except ValueError:
         words = None
-    if words is None or words.ended:
-        return words.state if words is not None else None
+    return as_found(words, alive) if words is not None else None
+
+
+def as_found(words: LastWords, alive: bool) -> RankState:
+    """The state that a rank left, with the life that it was found in; `alive`: its process is there."""
+    if words.ended:
+        return words.state
     if not alive:
         return replace(words.state, life=Life.DEAD)
     silent = time.time_ns() - words.state.as_of > SILENT_NS

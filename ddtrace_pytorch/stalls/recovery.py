@@ -50,6 +50,23 @@ def recover(
                 yield Found(words, _settle(lock, words, tell))
 
 
+def look(roots: Sequence[str], job: str, incarnation: str) -> Iterator[tuple[LastWords, bool]]:
+    """What ranks of one incarnation of a job left on this host, and whether each lives: nothing is claimed or told."""
+    for root in roots:
+        if not _is_ours(root):
+            continue
+        folder = places.folder(root, job, incarnation)
+        for file in places.entries(folder):
+            if not file.endswith(LOCK):
+                continue
+            lock = os.path.join(folder, file)
+            # Before the words are read: a rank that dies in between has left some that are whole.
+            alive = state_file.is_alive(lock)
+            words = _read(lock)
+            if words is not None and _is_here(words):
+                yield words, alive
+
+
 def _settle(lock: str, words: LastWords, tell: Callable[[LastWords], bool]) -> Fate:
     if not _is_here(words):
         return Fate.ELSEWHERE

@@ -3,78 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from harness.story import CLOSED, RANKS, Record, at, beats, ended, raised, state_of, stated
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddtrace_pytorch.stalls import telling
 from ddtrace_pytorch.stalls.history import History
 from ddtrace_pytorch.stalls.inquest import Cause, Finding, inquire
-from ddtrace_pytorch.stalls.roll import Call, GroupState, Life, Raised, RankState
+from ddtrace_pytorch.stalls.roll import Call, GroupState, Life, RankState
 from ddtrace_pytorch.stalls.verdict import judge
-
-SECOND = 10**9
-T0 = 1_790_000_000 * SECOND
-RANKS = (0, 1, 2, 3)
-CLOSED = "RuntimeError: Connection closed by peer [127.0.0.1]:4711"
-
-Record = dict[str, Any]
-
-
-def at(seconds: float) -> int:
-    return T0 + round(seconds * SECOND)
-
-
-def beats(until: float, entered: int = 0, since: float | None = None, operation: str = "all_reduce") -> list[Record]:
-    """A beat a second; the rank has been in its call number `entered` since then, or in none."""
-    found = []
-    for second in range(int(until) + 1):
-        inside = since is not None and second >= since
-        completed = entered - 1 if since is not None else entered
-        now = [
-            entered if inside else completed,
-            completed,
-            operation if inside else None,
-            at(since or 0) if inside else 0,
-        ]
-        found.append({"type": "beat", "ts": at(second), "seq": second + 1, "groups": {"0": now} if entered else {}})
-    return found
-
-
-def ended(reason: str, second: float, error: tuple[str, str] | None = None) -> Record:
-    tags = {"pytorch.end_reason": reason}
-    if error:
-        tags |= {"error.type": error[0], "error.message": error[1]}
-    return {
-        "type": "span",
-        "name": "pytorch.rank",
-        "ts": at(second),
-        "start": T0,
-        "tags": tags,
-        "error": int(bool(error)),
-    }
-
-
-def state_of(
-    rank: int, entered: int, second: float, since: float | None = None, recent: Iterable[Call] = (), **more: Any
-) -> RankState:
-    now = Call("all_reduce", entered, 16, (4,), "float32", since=at(since)) if since is not None else None
-    ring = (*recent, *([now] if now else []))
-    here = GroupState("0", "world", RANKS, "gloo", entered, entered - (now is not None), now, ring)
-    return RankState(rank, "host-a", as_of=at(second), groups={"0": here}, **more)
-
-
-def stated(state: RankState, why: str) -> Record:
-    return {"type": "state", "ts": state.as_of, "why": why, "state": state.plain()}
-
-
-def raised(rank: int, key: int, second: float, error: str, operation: str = "all_reduce", **more: Any) -> Record:
-    call = Call(operation, key, 16, (4,), "float32", since=at(second - 1))
-    state = state_of(rank, key - 1, second, raised=Raised("0", call, error, at(second)), **more)
-    return stated(state, "raised")
 
 
 def history(rank: int, *records: Record, host: str = "host-a", world: int = 4) -> History:
@@ -183,6 +124,21 @@ def test_who_died_after_a_long_wait_is_not_the_reason() -> None:
     finding = found(*waited, history(3, *beats(640, 41), ended("signal:SIGTERM", 640)))
     assert finding.verdict is not None
     assert (finding.verdict["kind"], finding.verdict["ranks"]) == ("absent", [3])
+
+
+def test_a_hang_that_somebody_ended_began_with_the_wait() -> None:
+    waiting = [history(rank, *beats(600, 42, since=20), ended("signal:SIGTERM", 600.1)) for rank in (0, 1, 2)]
+    finding = found(*waiting, history(3, *beats(600, 41), ended("signal:SIGTERM", 600.1)))
+    assert finding.first is not None
+    assert (finding.first.cause, finding.first.ranks, finding.first.at) == (Cause.STALL, (3,), at(20))
+    assert finding.verdict is not None
+    assert (finding.verdict["kind"], finding.verdict["ranks"]) == ("absent", [3])
+
+
+def test_a_hang_that_goes_on_is_found_too() -> None:
+    finding = found(*(history(rank, *beats(60, 42, since=20)) for rank in (0, 1, 2)), history(3, *beats(60, 41)))
+    assert finding.first is not None
+    assert (finding.first.cause, finding.first.ranks) == (Cause.STALL, (3,))
 
 
 def live(kind_of: RankState, second: float = 15, **more: Any) -> Record:
@@ -352,7 +308,9 @@ def records_of(rank: int) -> dict[str, list[Record]]:
         "late": [*beats(40, 41), ended("signal:SIGTERM", 40)],
         "killed": [*beats(20, 41), ended("killed", 20)],
         "ends": [*beats(20, 41)],
-        "raised": [*beats(20, 41), raised(rank, 42, 20.5, "ValueError: no"), ended("exception", 21, ("ValueError", "no"))],
+        "raised": [
+            *beats(20, 41), raised(rank, 42, 20.5, "ValueError: no"), ended("exception", 21, ("ValueError", "no")),
+        ],
         "echo": [*beats(20, 41), raised(rank, 42, 20.6, CLOSED), ended("exception", 21, ("RuntimeError", CLOSED))],
         "well": [*beats(20, 41), ended("destroyed", 20.5)],
     }  # fmt: skip
@@ -389,10 +347,8 @@ def test_the_names_and_the_order_of_ranks_change_nothing(
 @pytest.mark.parametrize("many", [1024])
 def test_many_ranks(many: int) -> None:
     ranks = tuple(range(many))
-    one = stated(
-        RankState(0, as_of=at(15), groups={"0": GroupState("0", "world", ranks, "nccl", 42, 41, Call("all_reduce", 42, since=at(4)))}),
-        "stall",
-    )  # fmt: skip
+    world = GroupState("0", "world", ranks, "nccl", 42, 41, Call("all_reduce", 42, since=at(4)))
+    one = stated(RankState(0, as_of=at(15), groups={"0": world}), "stall")
     histories = {rank: history(rank, *beats(18, 42, since=4), world=many) for rank in ranks if rank != 77}
     histories[0].add(one)
     histories[77] = history(77, *beats(3, 41), world=many)

@@ -1,0 +1,108 @@
+"""A rank is killed while another waits for it: `diagnose` names it, before and after `recover`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.job import DDTRACE_RUN, PYTHON, Jobs, environment
+from harness.log import of_type
+from harness.waiting import until
+
+pytestmark = pytest.mark.faults
+
+RELEASE = tuple(int(part) for part in version("torch").split(".")[:2])
+COMMAND = (*PYTHON, "-m", "ddtrace_pytorch.cli.main")
+
+TRAIN = """
+    import os, time
+    import torch, torch.distributed as dist
+
+    def load():
+        while True:
+            time.sleep(0.05)
+
+    dist.init_process_group("gloo")
+    for _ in range(5):
+        dist.all_reduce(torch.ones(4))
+    if dist.get_rank() == 1:
+        load()
+    work = dist.all_reduce(torch.ones(4), async_op=True)
+    if "DUMP" in os.environ:
+        with open(os.environ["DUMP"], "wb") as file:
+            file.write(torch._C._distributed_c10d._dump_fr_trace())
+    work.wait()
+"""
+
+
+def diagnosis(env: dict[str, str], log: Path) -> dict[str, Any]:
+    done = subprocess.run(
+        [*COMMAND, "diagnose", "--json", str(log)], env=env, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (attempt,) = json.loads(done.stdout)["attempts"]
+    assert isinstance(attempt, dict)
+    return attempt
+
+
+def names_rank_1(attempt: dict[str, Any]) -> None:
+    assert (attempt["first_failure"]["cause"], attempt["first_failure"]["ranks"]) == ("killed", [1])
+    assert (attempt["verdict"]["kind"], attempt["verdict"]["ranks"], attempt["verdict"]["waiting"]) == (
+        "gone",
+        [1],
+        [0],
+    )
+    one, zero = attempt["ranks"]
+    assert (one["rank"], one["ended"], one["named"]) == (1, "killed", True)
+    assert re.fullmatch(r"train\.py:\d+ load", one["where"])
+    assert zero["ended"].startswith("raised ")
+
+
+def test_who_was_killed_is_named_at_once_and_after_its_recovery(jobs: Jobs, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    recorder = RELEASE >= (2, 8)
+    common = environment(
+        None,
+        DD_PATCH_MODULES="pytorch:true",
+        DD_PYTORCH_EXPORT="local",
+        DD_PYTORCH_LOG_DIR=str(log),
+        DD_PYTORCH_STATE_DIR=str(tmp_path / "state"),
+        DD_PYTORCH_JOB_ID="night run",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        WORLD_SIZE="2",
+        **({"DUMP": str(log / "nccl_trace_rank_0")} if recorder else {}),
+    )
+    script = jobs.script(TRAIN)
+    zero, one = (jobs.start([*DDTRACE_RUN, *PYTHON, script], {**common, "RANK": str(rank)}) for rank in (0, 1))
+
+    def waits() -> bool:
+        return any(
+            group[2] == "all_reduce" and group[0] == 6
+            for beat in of_type(log, "beat")
+            for group in beat.get("groups", {}).values()
+        )
+
+    until(waits, 60, "rank 0 waits in its sixth all_reduce")
+    os.kill(one.process.pid, signal.SIGKILL)
+    assert zero.wait().returncode == 1
+
+    before = diagnosis(common, log)
+    names_rank_1(before)
+    if recorder:
+        assert before["flight_recorder"]["agrees"] is True, before["flight_recorder"]
+        assert "all_reduce 6 of group 0 never completed on rank 0" in before["flight_recorder"]["message"]
+    subprocess.run([*COMMAND, "recover", str(log)], env=common, check=True, capture_output=True, timeout=60)
+    assert [record["why"] for record in of_type(log, "state") if "seg-00001" in record["_file"]] == ["killed"]
+    names_rank_1(diagnosis(common, log))
