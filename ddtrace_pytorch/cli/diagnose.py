@@ -13,7 +13,7 @@ from rich.table import Table
 
 from ddtrace_pytorch import settings
 from ddtrace_pytorch.cli.choice import attempt_option, job_option, run_logs
-from ddtrace_pytorch.cli.diagnosis import Attempt, Diagnosis, Rank, Row, alike, diagnose
+from ddtrace_pytorch.cli.diagnosis import Attempt, Diagnosis, Rank, Row, alike, diagnose, frames_of
 from ddtrace_pytorch.cli.tables import line, row, table
 from ddtrace_pytorch.cli.terminal import standard_output
 from ddtrace_pytorch.collectives.dump_files import is_dump
@@ -128,10 +128,10 @@ def _draw(into: Table, one: Row) -> None:
 
 def _render_frames(attempt: Attempt, console: Console) -> None:
     culprits = attempt.verdict.culprits if attempt.verdict is not None else []
-    for one in [culprit for culprit in culprits if culprit.get("frames")][:FRAMES_OF]:
+    for one in [culprit for culprit in culprits if frames_of(culprit)][:FRAMES_OF]:
         line(console, "")
         line(console, f"Where rank {one.get('rank')} was, innermost first", style="bold")
-        for frame in one["frames"]:
+        for frame in frames_of(one):
             line(console, f"  {frame}")
 
 

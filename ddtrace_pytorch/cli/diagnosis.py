@@ -237,16 +237,11 @@ def _reason(finding: Finding) -> Reason | None:
         found="afterwards" if finding.rebuilt else "live",
         at=_iso(verdict["ts"]),
         kind=text(verdict, "kind"),
-        ranks=list(verdict["ranks"]),
-        waiting=list(verdict.get("waiting") or ()),
+        ranks=verdict["ranks"],
+        waiting=verdict["waiting"],
         message=text(verdict, "message"),
-        culprits=_culprits(verdict),
+        culprits=verdict["culprits"],
     )
-
-
-def _culprits(verdict: Mapping[str, Any]) -> list[dict[str, Any]]:
-    said = verdict.get("culprits")
-    return [one for one in said if isinstance(one, dict)] if isinstance(said, list) else []
 
 
 def _what_happened(finding: Finding) -> str:
@@ -304,12 +299,11 @@ def _named(finding: Finding) -> set[int]:
 
 def _ranks(histories: Mapping[int, History], finding: Finding) -> list[Rank]:
     verdict, named = finding.verdict or {}, _named(finding)
-    culprits = {one.get("rank"): one for one in _culprits(verdict)}
+    culprits = {one["rank"]: one for one in verdict.get("culprits", ())}
     found = []
     for rank, fate in finding.fates.items():
         state, said = finding.states[rank], culprits.get(rank, {})
-        frames = [one for one in said.get("frames") or state.frames if isinstance(one, str)]
-        frame = own_frame(frames)
+        frame = own_frame(frames_of(said) or state.frames)
         found.append(
             Rank(
                 rank=rank,
@@ -359,6 +353,12 @@ def _timeline(histories: Mapping[int, History], finding: Finding) -> list[Row]:
     for _, row in rows:
         row.ranks.sort()
     return [row for _, row in rows]
+
+
+def frames_of(culprit: Mapping[str, Any]) -> list[str]:
+    """Innermost first."""
+    said = culprit.get("frames")
+    return [one for one in said if isinstance(one, str)] if isinstance(said, list) else []
 
 
 def alike(words: str) -> str:

@@ -17,7 +17,10 @@ from ddtrace_pytorch.collectives.flight_recorder import Entry, entry_of
 # Some 100,000 entries with their stacks; the default is 2,000.
 MAX_BYTES = 256 << 20
 
-_NAME = re.compile(r".*(?:rank|trace|dump)[-_.]?(\d{1,9})(?:\.(?:json|pickle|pkl))?", re.ASCII)
+# Not every trace is one: those of profilers are large.
+_NAME = re.compile(
+    r"(?:.*[-_.])?(?:nccl|gloo|fr|comm_lib|flight)[-_.]?(?:.*\D)?(\d{1,9})(?:\.(?:json|pickle|pkl))?", re.ASCII
+)
 
 
 class _PlainData(pickle.Unpickler):

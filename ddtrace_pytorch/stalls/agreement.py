@@ -115,9 +115,10 @@ def _same_call(found: _Unfinished, tags: Mapping[str, Any]) -> bool:
 
 def _same_ranks(found: _Unfinished, verdict: Mapping[str, Any], dumped: frozenset[int]) -> bool:
     named = frozenset(verdict["ranks"]) & dumped
-    if verdict["kind"] == Kind.STUCK.value:
+    kind = text(verdict, "kind")
+    if kind == Kind.STUCK.value:
         return not found.lacks and not found.odd
-    if verdict["kind"] == Kind.MISMATCH.value:
+    if kind == Kind.MISMATCH.value:
         return bool(found.odd or found.lacks) and found.odd.keys() | found.lacks <= named
     return found.lacks == named
 

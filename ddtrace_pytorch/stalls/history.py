@@ -79,7 +79,7 @@ class History:
             self._span(at, record)
         elif kind == "state":
             self._state(at, record)
-        elif kind == "verdict" and len(self.verdicts) < VERDICTS:
+        elif kind == "verdict":
             self.verdicts.append(record)
         elif kind == "event":
             self._event(at, text(record, "name"), mapping(record, "tags"))
@@ -142,6 +142,8 @@ class History:
             written = roll.parse(self._said) if self._said else found
         except ValueError:
             written = found
+        if not _is_sound(written):
+            written = found
         if self._looked is not None and self._looked.as_of >= written.as_of:
             written = self._looked
         return replace(written, rank=self.rank, host=self.host or written.host, gpu=written.gpu or gpu)
@@ -193,6 +195,20 @@ class History:
             return Spent(group, operation, key) in self._spent
         here = said.groups.get(group)
         return max(here.completed if here is not None else 0, self._position(group)[1]) >= key
+
+
+def _is_sound(state: RankState) -> bool:
+    """Whether what is reckoned with are numbers: a log may be damaged."""
+    groups = state.groups.values()
+    calls = [call for here in groups for call in (*here.recent, here.current) if call is not None]
+    numbers: list[object] = [state.as_of, *(rank for here in groups for rank in here.ranks)]
+    numbers += [one for here in groups for one in (here.entered, here.completed)]
+    if state.raised is not None:
+        calls.append(state.raised.call)
+        numbers.append(state.raised.at)
+    numbers += [one for call in calls for one in (call.key, call.since)]
+    words = [call.operation for call in calls] + ([state.raised.error] if state.raised is not None else [])
+    return all(type(one) is int for one in numbers) and all(isinstance(word, str) for word in words)
 
 
 def call_in_words(call: Mapping[str, Any], group: str) -> str:

@@ -14,9 +14,9 @@ from typing import Any
 from ddtrace_pytorch.runlog.fields import integer, mapping, number, text
 from ddtrace_pytorch.stalls import telling
 from ddtrace_pytorch.stalls.history import History, Moment, call_in_words
-from ddtrace_pytorch.stalls.roll import GroupState, Life, RankState
+from ddtrace_pytorch.stalls.roll import GroupState, Life, Raised, RankState
 from ddtrace_pytorch.stalls.verdict import THRESHOLD, Kind, Verdict, judge
-from ddtrace_pytorch.stalls.waits import FRESH, age_of, is_echo
+from ddtrace_pytorch.stalls.waits import DEALT_WITH, FRESH, age_of, is_echo
 
 Record = Mapping[str, Any]
 
@@ -29,7 +29,11 @@ WAITED = 2 * FRESH
 
 GOOD_ENDS = ("destroyed", "exit", "replaced", "unpatched")
 KILLED = "killed"
-LARGEST_WORLD = 10_000_000
+# A damaged, absurd size must not cost memory.
+LARGEST_WORLD = 1 << 17
+
+# What a rank raises that was told to end.
+_TOLD_TO_END = ("KeyboardInterrupt", "SystemExit", "SignalException")
 
 
 class Cause(Enum):
@@ -94,7 +98,7 @@ def inquire(histories: Mapping[int, History]) -> Finding:
     told = _told(histories)
     failures = _failures(histories, states, fates, told)
     first = _first(failures)
-    verdict = next((one for one in told if first is not None and {*_ranks(one)} & {*first.ranks}), None)
+    verdict = next((one for one in told if first is not None and {*one["ranks"]} & {*first.ranks}), None)
     verdict = verdict or next(iter(told), None)
     rebuilt = None
     if verdict is None:
@@ -158,24 +162,26 @@ def _told(histories: Mapping[int, History]) -> list[Record]:
     def is_over(verdict: Record) -> bool:
         tags = mapping(verdict, "tags")
         where = text(tags, "stall.group_name"), text(tags, "stall.op"), integer(tags, "stall.key") or 0
-        return any(histories[rank].went_on(*where) for rank in _numbers(verdict, "waiting") if rank in histories)
+        return any(histories[rank].went_on(*where) for rank in verdict["waiting"] if rank in histories)
 
     found = [
         verdict
         for one in histories.values()
-        for verdict in one.verdicts
-        if _ranks(verdict) and mapping(verdict, "tags").get("stall.moves") == "false" and not is_over(verdict)
+        for verdict in map(_sound, one.verdicts)
+        if verdict["ranks"] and mapping(verdict, "tags").get("stall.moves") == "false" and not is_over(verdict)
     ]
     return sorted(found, key=lambda verdict: verdict["ts"])
 
 
-def _ranks(verdict: Record) -> list[int]:
-    return _numbers(verdict, "ranks")
+def _sound(verdict: Record) -> Record:
+    """A record that was read, with ranks and culprits that are what they should be."""
 
+    def listed(key: str, kind: type) -> list[Any]:
+        value = verdict.get(key)
+        return [one for one in value if type(one) is kind] if isinstance(value, list) else []
 
-def _numbers(record: Record, key: str) -> list[int]:
-    value = record.get(key)
-    return [one for one in value if type(one) is int] if isinstance(value, list) else []
+    culprits = [one for one in listed("culprits", dict) if type(one.get("rank")) is int]
+    return {**verdict, "ranks": listed("ranks", int), "waiting": listed("waiting", int), "culprits": culprits}
 
 
 def _failures(
@@ -185,7 +191,7 @@ def _failures(
         failure for rank, one in histories.items() if (failure := _failure(one, states[rank], fates[rank])) is not None
     ]
     failed = {rank for failure in found for rank in failure.ranks}
-    found += [_stall(one) for one in told if one.get("kind") != Kind.GONE.value or not failed & {*_ranks(one)}]
+    found += [_stall(one) for one in told if one.get("kind") != Kind.GONE.value or not failed & {*one["ranks"]}]
     if found and all(one.cause in (Cause.ECHO, Cause.SIGNAL) for one in found):
         before = min(one.at for one in found) + NEAR
         found += [
@@ -199,19 +205,18 @@ def _failures(
 def _failure(one: History, state: RankState, fate: Fate) -> Failure | None:
     """What a single rank failed by."""
     ending, raised, who = one.ending, state.raised, (one.rank,)
-    here = state.groups.get(raised.group) if raised is not None else None
-    if raised is not None and fate.bad | fate.open and not (here and 0 < raised.call.key < here.entered):
+    if raised is not None and (fate.bad or fate.open) and not _dealt_with(raised, state, fate):
+        here = state.groups.get(raised.group)
         where = call_in_words(vars(raised.call), here.label if here else raised.group)
-        cause = Cause.ECHO if is_echo(raised.error) else Cause.RAISED
-        return Failure(raised.at or fate.at, who, cause, f"raised {raised.error}, in {where}")
+        return Failure(
+            raised.at or fate.at, who, _cause(raised.error, Cause.RAISED), f"raised {raised.error}, in {where}"
+        )
     if fate.ended == "frozen":
         return Failure(fate.at, who, Cause.FROZEN, "frozen: the process is there, and does not beat")
     if not fate.bad:
         return None
     if ending is not None and ending.reason == "exception":
-        if ending.error.startswith("KeyboardInterrupt"):
-            return Failure(fate.at, who, Cause.SIGNAL, "interrupted (KeyboardInterrupt)")
-        cause = Cause.ECHO if is_echo(ending.error) else Cause.EXCEPTION
+        cause = _cause(ending.error, Cause.EXCEPTION)
         return Failure(fate.at, who, cause, f"raised {ending.error or 'an exception'}")
     if ending is not None and ending.reason != KILLED:
         return Failure(fate.at, who, Cause.SIGNAL, f"ended by {ending.reason.removeprefix('signal:')}")
@@ -221,6 +226,19 @@ def _failure(one: History, state: RankState, fate: Fate) -> Failure | None:
         else "the log just ends, as of a rank that is killed, or whose host is lost"
     )
     return Failure(fate.at, who, Cause.ECHO if _waited_long(state) else Cause.KILLED, what)
+
+
+def _cause(error: str, own: Cause) -> Cause:
+    if error.startswith(_TOLD_TO_END):
+        return Cause.SIGNAL
+    return Cause.ECHO if is_echo(error) else own
+
+
+def _dealt_with(raised: Raised, state: RankState, fate: Fate) -> bool:
+    """Whether the rank went on after it, for long or with further collectives."""
+    here = state.groups.get(raised.group)
+    went_on = here is not None and 0 < raised.call.key < here.entered
+    return went_on or (raised.at > 0 and fate.at - raised.at > DEALT_WITH)
 
 
 def _waited_long(state: RankState) -> bool:
@@ -233,7 +251,7 @@ def _stall(verdict: Record) -> Failure:
     tags = mapping(verdict, "tags")
     where = call_in_words({"op": text(tags, "stall.op"), "key": integer(tags, "stall.key")}, text(tags, "stall.group"))
     began = verdict["ts"] - round((number(tags, "stall.waited_s") or 0.0) * 1e9)
-    return Failure(began, tuple(sorted(_ranks(verdict))), Cause.STALL, f"made {where} wait")
+    return Failure(began, tuple(sorted(verdict["ranks"])), Cause.STALL, f"made {where} wait")
 
 
 def _first(failures: Iterable[Failure]) -> Failure | None:

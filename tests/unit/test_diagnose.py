@@ -19,11 +19,14 @@ from harness.story import CLOSED, SECOND, T0, Record, at, beats, ended, raised, 
 
 from ddtrace_pytorch.aftermath import Teller
 from ddtrace_pytorch.cli.main import cli
+from ddtrace_pytorch.collectives.dump_files import is_dump, rank_of
+from ddtrace_pytorch.collectives.flight_recorder import Entry, entry_of
 from ddtrace_pytorch.runlog.schema import encode
 from ddtrace_pytorch.runlog.writer import log_directory
 from ddtrace_pytorch.settings import load
 from ddtrace_pytorch.spans import SpanRecord
 from ddtrace_pytorch.stalls import places
+from ddtrace_pytorch.stalls.agreement import compare
 from ddtrace_pytorch.stalls.last_words import Identity, LastWords
 from ddtrace_pytorch.stalls.recovery import Fate, recover
 from ddtrace_pytorch.stalls.roll import Life
@@ -255,6 +258,48 @@ def test_dumps_without_a_verdict_are_told_as_they_are(tmp_path: Path) -> None:
         "torch's flight recorder of ranks 0-3: all_reduce 42 of group 0 never completed on ranks 1-3; "
         "rank 0 never issued it",
     )
+
+
+def told(kind: str, ranks: list[int]) -> Record:
+    return {"kind": kind, "ranks": ranks, "tags": {"stall.group_name": "0", "stall.op": "all_reduce", "stall.key": 42}}
+
+
+WAITS = [entry_of(issued(41)), entry_of(issued(42, retired=False))]
+NOT_COME = WAITS[:1]
+ODD = [*NOT_COME, entry_of(issued(42, retired=False, shape=(5,)))]
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "last_rank", "agrees"),
+    [
+        ("stuck", [0, 1, 2], WAITS, True),
+        ("stuck", [0, 1, 2], NOT_COME, False),
+        ("mismatch", [2], ODD, True),
+        ("mismatch", [2], WAITS, False),
+        ("mismatch", [1], ODD, False),
+        ("absent", [2], NOT_COME, True),
+        ("absent", [2], ODD, False),
+        ("gone", [3], WAITS, True),
+    ],
+)
+def test_what_agrees_with_which_kind(kind: str, ranks: list[int], last_rank: list[Entry], agrees: bool) -> None:
+    found = compare({0: WAITS, 1: WAITS, 2: last_rank}, told(kind, ranks))
+    assert found is not None
+    assert found.agrees is agrees, found.message
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        ("nccl_trace_rank_3", 3), ("comm_lib_trace_rank_12", 12), ("fr_trace_0.json", 0), ("nccl3", 3),
+        ("job_nccl_trace_7.pickle", 7), ("rank-0.pt.trace.json", None), ("trace_0.json", None), ("rank_3", None),
+        ("nccl_trace_rank_", None),
+    ],
+)  # fmt: skip
+def test_names_of_dumps(name: str, rank: int | None) -> None:
+    assert is_dump(name) is (rank is not None)
+    if rank is not None:
+        assert rank_of(f"/logs/{name}") == rank
 
 
 class Evil:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
 import pytest
@@ -13,8 +14,8 @@ from hypothesis import strategies as st
 
 from ddtrace_pytorch.stalls import telling
 from ddtrace_pytorch.stalls.history import History
-from ddtrace_pytorch.stalls.inquest import Cause, Finding, inquire
-from ddtrace_pytorch.stalls.roll import Call, GroupState, Life, RankState
+from ddtrace_pytorch.stalls.inquest import Cause, Finding, inquire, moments
+from ddtrace_pytorch.stalls.roll import Call, GroupState, Life, Raised, RankState
 from ddtrace_pytorch.stalls.verdict import judge
 
 
@@ -141,6 +142,32 @@ def test_a_hang_that_goes_on_is_found_too() -> None:
     assert (finding.first.cause, finding.first.ranks) == (Cause.STALL, (3,))
 
 
+def test_who_was_told_to_end_while_it_waited_is_not_the_reason() -> None:
+    told = "KeyboardInterrupt: "
+    waiting = [
+        history(
+            rank,
+            *beats(60, 42, since=20),
+            raised(rank, 42, 60.1, told),
+            ended("exception", 61, ("KeyboardInterrupt", "")),
+        )
+        for rank in (0, 1, 2)
+    ]
+    finding = found(*waiting, history(3, *beats(60, 41), ended("exception", 60.5, ("KeyboardInterrupt", ""))))
+    assert finding.verdict is not None
+    assert (finding.verdict["kind"], finding.verdict["ranks"]) == ("absent", [3])
+
+
+def test_an_exception_that_was_dealt_with_long_ago_is_not_the_first_failure() -> None:
+    old = stated(state_of(0, 5, 3, raised=Raised("gone", Call("all_reduce", 2), "ValueError: old", at(3))), "raised")
+    finding = found(
+        history(0, old, *beats(100, 41), ended("signal:SIGTERM", 100.5)),
+        *(history(rank, *beats(100, 41), ended("signal:SIGTERM", 100.5)) for rank in (1, 2, 3)),
+    )
+    assert finding.first is not None
+    assert (finding.first.cause, finding.first.ranks) == (Cause.SIGNAL, RANKS)
+
+
 def live(kind_of: RankState, second: float = 15, **more: Any) -> Record:
     """The record that a rank wrote of a stall since 4 s, rank 3 being as it is said."""
     roll = {rank: state_of(rank, 42, second, since=4, doing="collective") for rank in (0, 1, 2)} | {3: kind_of}
@@ -264,25 +291,26 @@ def test_a_state_keeps_what_the_later_beats_do_not_say() -> None:
 
 
 def test_records_of_other_makes_break_nothing() -> None:
-    junk: list[Any] = [None, 7, "x", [], {}, {"0": 3}, {"0": [1]}, {"0": [1, "x", 3, None]}]
-    one = History(0, {})
-    for thing in junk:
-        for kind in ("beat", "state", "span", "verdict", "event", "identity"):
-            one.add(
-                {
-                    "type": kind,
-                    "ts": at(1),
-                    "groups": thing,
-                    "state": thing,
-                    "tags": thing,
-                    "name": thing,
-                    "ranks": thing,
-                }
-            )
-            one.add(
-                {"type": kind, "ts": at(1), "name": "pytorch.rank", "tags": thing, "culprits": thing, "why": "raised"}
-            )
-    assert inquire({0: one}).fates.keys() == {0}
+    junk: list[Any] = [None, 7, "x", [], {}, [[]], ["x"], [1], [{}], [{"rank": []}], {"0": 3}, {"0": [1]}, BAD_STATE]
+    junk += [{"0": [1, "x", 3, None]}, {"stall.moves": "false"}, {"pytorch.end_reason": "exception"}]
+    kinds = ("beat", "state", "span", "verdict", "event", "identity")
+    keys = ("groups", "state", "tags", "name", "ranks", "culprits", "waiting", "why", "world_size", "device")
+    for kind, thing, key in product(kinds, junk, keys):
+        one = History(0, {})
+        one.add({"type": "beat", "ts": at(1), "groups": {"0": [1, 0, "all_reduce", at(0)]}})
+        one.add({"type": kind, "ts": at(2), "name": "pytorch.rank", "ranks": [0], "why": "raised", key: thing})
+        finding = inquire({0: one, 1: history(1, *beats(20, 41), ended("signal:SIGTERM", 20))})
+        assert finding.fates.keys() == {0, 1}
+        assert moments({0: one, 1: history(1, *beats(20))}, finding)
+
+
+BAD_STATE = {
+    "rank": "x",
+    "as_of": at(1),
+    "groups": {
+        "0": {"name": "0", "label": "w", "ranks": [0], "backend": "g", "entered": "x", "recent": [{"operation": 3}]}
+    },
+}
 
 
 def relabelled(thing: Any, to: Mapping[int, int]) -> Any:
