@@ -83,7 +83,7 @@ class Keeper:
         """All is told: there is nothing to keep, but for the others to see where an exception took this rank."""
         with self._lock:
             self._ended = True
-            if self._end is not None and self._end[1].error and self._file is not None:
+            if self._end is not None and _by_exception(self._end[1]) and self._file is not None:
                 self._write(*self._end, told=True)
                 self._write_to(0)
                 self._file.leave()
@@ -134,6 +134,10 @@ class Keeper:
         if self._file is not None and self._identity is not None:
             words = LastWords(self._identity, state, span, self._legend(), told=told)
             self._file.write(words.encode(CAPACITY))
+
+
+def _by_exception(span: SpanRecord) -> bool:
+    return span.tags.get("pytorch.end_reason") == "exception"
 
 
 def _reason(span: SpanRecord) -> str | None:
