@@ -19,7 +19,13 @@ THRESHOLD = 3.0
 PATIENT = 30.0
 
 
-@pytest.mark.parametrize("name", ["loader", "checkpoint", "sigstop", "sigkill", "order", "shape-torchrun", "host-cut"])
+ONCE = ("checkpoint", "sigstop", "host-cut")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["loader", "sigkill", "order", "shape-torchrun", *(pytest.param(name, marks=pytest.mark.once) for name in ONCE)],
+)
 def test_the_culprit_is_named(tmp_path: Path, name: str) -> None:
     row = BY_NAME[name]
     plan = row.plan(Random(name), THRESHOLD, healthy_seconds=0)
@@ -27,6 +33,7 @@ def test_the_culprit_is_named(tmp_path: Path, name: str) -> None:
     assert outcome.right, f"{plan}: {outcome.verdict} ({', '.join(outcome.wrong)})"
 
 
+@pytest.mark.once
 def test_nobody_is_named_while_all_ranks_pause(tmp_path: Path) -> None:
     row = BY_NAME["pause"]
     outcome = attempt(row, row.plan(Random(7), THRESHOLD, healthy_seconds=15), tmp_path, THRESHOLD)
