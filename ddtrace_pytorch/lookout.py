@@ -144,6 +144,7 @@ class Lookout:
     def abandon(self) -> None:
         """In a forked child: all of it is the parent's."""
         self._keeper.abandon()
+        self._standstill.abandon()
         if self._roll_call is not None:
             self._roll_call.abandon()
 

@@ -72,6 +72,7 @@ class Standstill:
         self._stalls: Sequence[Pending] = ()
         self._failed_at: float | None = None
         self._leaving = threading.Event()
+        self._turn_held: socket.socket | None = None
         self._thread = threading.Thread(target=self._run, name="ddtrace_pytorch.standstill", daemon=True)
 
     def begin(self, mates: Mates, place: str) -> None:
@@ -121,6 +122,11 @@ class Standstill:
         if self._thread.ident is not None:
             self._thread.join(timeout)
 
+    def abandon(self) -> None:
+        """In a forked child: the turn is the parent's, and ends with the parent's socket alone."""
+        if self._turn_held is not None:
+            self._turn_held.close()
+
     def _run(self) -> None:
         leave_signals_to_others()
         while not self._leaving.is_set() or self._failed_at is not None:
@@ -139,7 +145,7 @@ class Standstill:
 
     @safely("find out who is waited for")
     def _ask(self, stalls: Sequence[Pending]) -> None:
-        with _turn(self._place) as mine:
+        with self._turn() as mine:
             if not mine or self._said_lately(TELL_AGAIN * self._seconds if stalls else ECHO_SECONDS):
                 return
             for _ in range(TRIES):
@@ -150,6 +156,22 @@ class Standstill:
                     break
                 if self._leaving.wait(BETWEEN_TRIES_SECONDS):
                     break
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[bool]:
+        """Whether it is this process' turn to ask; while it is, it is no other's on this host.
+
+        An abstract Unix socket: it goes with the process, and leaves nothing behind.
+        """
+        name = "\0ddtrace-pytorch-" + hashlib.sha256(self._place.encode()).hexdigest()[:32]
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as held:
+            self._turn_held = held
+            try:
+                held.bind(name)
+            except OSError:
+                yield False
+            else:
+                yield True
 
     def _said_lately(self, seconds: float) -> bool:
         """Whether a rank of this host has said it in the last so many seconds."""
@@ -174,19 +196,3 @@ class Standstill:
             hosts=self._hosts,
             store_host=self._store_host,
         )
-
-
-@contextlib.contextmanager
-def _turn(place: str) -> Iterator[bool]:
-    """Whether it is this process' turn to ask; while it is, it is no other's on this host.
-
-    An abstract Unix socket: it goes with the process, and leaves nothing behind.
-    """
-    name = "\0ddtrace-pytorch-" + hashlib.sha256(place.encode()).hexdigest()[:32]
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as held:
-        try:
-            held.bind(name)
-        except OSError:
-            yield False
-        else:
-            yield True
