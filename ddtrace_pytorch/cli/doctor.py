@@ -8,6 +8,7 @@ else 1.
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -55,6 +56,7 @@ class Facts:
     location: str
     install: str
     python: str
+    counts_in_c: bool
     packages: dict[str, str | None]
     pth: str | None
     entry_point: bool
@@ -87,6 +89,7 @@ def gather(
         location=location,
         install=install,
         python=f"{platform.python_version()} ({sys.executable})",
+        counts_in_c=importlib.util.find_spec("ddtrace_pytorch.collectives._counting") is not None,
         packages={name: _version(name) for name in NEEDED},
         pth=_pth(),
         entry_point=any(
@@ -142,6 +145,8 @@ Line = tuple[str, str] | tuple[str, str, str]
 def _versions(facts: Facts) -> Iterator[Line]:
     yield GOOD, f"{NAME} {__version__}, {facts.install}: {facts.location}"
     yield GOOD, f"Python {facts.python}"
+    if not facts.counts_in_c:
+        yield NOTE, "collectives are counted in Python, at twice the cost: the wheel was built without a C compiler"
     for name, wanted in NEEDED.items():
         version = facts.packages[name]
         if version is None:

@@ -56,6 +56,7 @@ def facts(
         location="/site-packages/ddtrace_pytorch",
         install="wheel",
         python="3.12.1 (/bin/python)",
+        counts_in_c=True,
         packages={"ddtrace": "4.16.0", "wrapt": "2.0.0", "nvidia-ml-py": "13.1"},
         pth="/site-packages/ddtrace_pytorch.pth",
         entry_point=True,
@@ -477,3 +478,9 @@ def test_really_run_where_nobody_asked_and_no_agent_is(tmp_path: Path) -> None:
     assert re.search(r"– none answers at http://127.0.0.1:9 \(.* ms\); the run log goes to .*/log ", done.stdout)
     assert done.stdout.splitlines()[-1] == f"What to do: {doctor.SWITCH_ON}"
     assert not (tmp_path / "log").exists()
+
+
+def test_without_the_part_in_c_it_says_so_and_nothing_is_wrong() -> None:
+    said = [check for check in examine(replace(facts(), counts_in_c=False)) if "in Python" in check.text]
+    assert [check.state for check in said] == [NOTE]
+    assert not [check for check in examine(facts()) if "in Python" in check.text]
