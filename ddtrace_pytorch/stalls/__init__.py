@@ -10,6 +10,6 @@ How it flows, a module a step (``lookout.py`` above puts them together for a ses
 * afterwards: ``recovery`` of dead ranks' last words; the ``inquest`` over run logs, by ``history`` of each rank, and
   its ``agreement`` with torch's own dumps.
 
-Pure, and tested as tables: ``roll``, ``doing``, ``positions``, ``watch``, ``verdict``, ``waits``, ``mismatch``, ``graph``,
-``telling``, ``last_words``, ``answer``, ``inquest``, ``history``, ``agreement``.
+Pure, and tested as tables: ``roll``, ``doing``, ``positions``, ``watch``, ``verdict``, ``waits``, ``mismatch``,
+``graph``, ``telling``, ``last_words``, ``answer``, ``inquest``, ``history``, ``agreement``.
 """
