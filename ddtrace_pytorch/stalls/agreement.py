@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ddtrace_pytorch.collectives.flight_recorder import Entry
 from ddtrace_pytorch.collectives.surface import BY_NATIVE_NAME
 from ddtrace_pytorch.runlog.fields import integer, mapping, text
-from ddtrace_pytorch.stalls.telling import ranges
+from ddtrace_pytorch.stalls.telling import in_words
 from ddtrace_pytorch.stalls.verdict import Kind
 
 
@@ -43,7 +43,7 @@ def compare(dumps: Mapping[int, Sequence[Entry]], verdict: Mapping[str, Any] | N
     tags = mapping(verdict or {}, "tags")
     group, between_two = text(tags, "stall.group_name"), bool(tags) and not integer(tags, "stall.key")
     ranks = tuple(sorted(dumps))
-    who = f"torch's flight recorder of {_ranks(ranks)}"
+    who = f"torch's flight recorder of {in_words(ranks)}"
     found = _unfinished(dumps, group, between_two) if verdict else _oldest(dumps)
     if found is None:
         of_group = f" of group {group}" if verdict else ""
@@ -124,16 +124,11 @@ def _same_ranks(found: _Unfinished, verdict: Mapping[str, Any], dumped: frozense
 
 
 def _told(found: _Unfinished) -> str:
-    told = [f"{found.operation} {found.number} of group {found.group} never completed on {_ranks(found.waits)}"]
+    told = [f"{found.operation} {found.number} of group {found.group} never completed on {in_words(found.waits)}"]
     if found.lacks:
-        told.append(f"{_ranks(found.lacks)} never issued it")
+        told.append(f"{in_words(found.lacks)} never issued it")
     told += [
-        f"{_ranks(rank for rank, one in found.odd.items() if one == what)} issued {what} instead"
+        f"{in_words(rank for rank, one in found.odd.items() if one == what)} issued {what} instead"
         for what in sorted(set(found.odd.values()))
     ]
     return "; ".join(told)
-
-
-def _ranks(ranks: Iterable[int]) -> str:
-    several = list(ranks)
-    return f"rank{'s' if len(several) != 1 else ''} {ranges(several).replace(',', ', ')}"

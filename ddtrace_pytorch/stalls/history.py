@@ -212,7 +212,7 @@ def _is_sound(state: RankState) -> bool:
 
 
 def call_in_words(call: Mapping[str, Any], group: str) -> str:
-    """``all_reduce #42 of group `world```; `call` names its operation ``operation`` or ``op``."""
+    """As in ``all_reduce #42 of group world``; `call` names its operation ``operation`` or ``op``."""
     key = integer(call, "key")
     number = f" #{key}" if key else ""
     return f"{text(call, 'operation') or text(call, 'op')}{number} of group `{group}`"

@@ -148,7 +148,7 @@ def _fates(histories: Mapping[int, History]) -> dict[int, Fate]:
         elif one.life is Life.SILENT:
             fates[rank] = Fate("frozen", one.last, bad=True)
         elif one.life is Life.ALIVE:
-            fates[rank] = Fate("lives", one.last, bad=False, open=True)
+            fates[rank] = Fate("still alive", one.last, bad=False, open=True)
         elif latest > one.last + GOES_ON or over > one.last:
             fates[rank] = Fate("log just ends", one.last, bad=True)
         else:
@@ -248,10 +248,9 @@ def _waited_long(state: RankState) -> bool:
 
 
 def _stall(verdict: Record) -> Failure:
-    tags = mapping(verdict, "tags")
-    where = call_in_words({"op": text(tags, "stall.op"), "key": integer(tags, "stall.key")}, text(tags, "stall.group"))
-    began = verdict["ts"] - round((number(tags, "stall.waited_s") or 0.0) * 1e9)
-    return Failure(began, tuple(sorted(verdict["ranks"])), Cause.STALL, f"made {where} wait")
+    waited = number(mapping(verdict, "tags"), "stall.waited_s") or 0.0
+    began = verdict["ts"] - round(waited * 1e9)
+    return Failure(began, tuple(sorted(verdict["ranks"])), Cause.STALL, f"{_where(verdict)} began to wait")
 
 
 def _first(failures: Iterable[Failure]) -> Failure | None:
@@ -326,12 +325,21 @@ def _without(roll: Mapping[int, RankState], missing: frozenset[int]) -> Mapping[
 
 def _unknown(verdict: Verdict) -> str:
     where = call_in_words({"op": verdict.where.operation, "key": verdict.where.key}, verdict.where.label)
-    lost = f"rank{'s' if len(verdict.ranks) > 1 else ''} {telling.ranges(verdict.ranks)}"
-    waiting = f"rank{'s' if len(verdict.waiting) > 1 else ''} {telling.ranges(verdict.waiting)}"
+    waiting, lost = telling.in_words(verdict.waiting), telling.in_words(verdict.ranks)
     return (
         f"{where} waited {verdict.waited / 1e9:.0f} s ({waiting}), and no rank that left a log here is the reason; "
         f"of {lost} there is no log"
     )
+
+
+def _said(verdict: Record) -> str:
+    """In short: it may be said again and again."""
+    return f"said that {_where(verdict)} waits for {telling.in_words(verdict['ranks'])} ({text(verdict, 'kind')})"
+
+
+def _where(verdict: Record) -> str:
+    tags = mapping(verdict, "tags")
+    return call_in_words({"op": text(tags, "stall.op"), "key": integer(tags, "stall.key")}, text(tags, "stall.group"))
 
 
 def moments(histories: Mapping[int, History], finding: Finding) -> list[tuple[int, Moment]]:
@@ -339,7 +347,7 @@ def moments(histories: Mapping[int, History], finding: Finding) -> list[tuple[in
     found: list[tuple[int, Moment]] = []
     for rank, one in histories.items():
         found += [(rank, moment) for moment in one.moments]
-        found += [(rank, Moment(said["ts"], f"said: {text(said, 'message')}")) for said in one.verdicts]
+        found += [(rank, Moment(said["ts"], _said(said))) for said in map(_sound, one.verdicts)]
         for here in finding.states[rank].groups.values():
             if here.current is not None and here.current.since:
                 where = call_in_words(vars(here.current), here.label)

@@ -51,7 +51,7 @@ def message(verdict: Verdict) -> str:
         alike.setdefault(_likeness(one), []).append(one)
     clauses = [_clause(verdict, several) for several in alike.values()]
     waiting = (
-        [f"{_ranks(verdict.waiting)} {'waits' if len(verdict.waiting) == 1 else 'wait'}"] if verdict.waiting else []
+        [f"{in_words(verdict.waiting)} {'waits' if len(verdict.waiting) == 1 else 'wait'}"] if verdict.waiting else []
     )
     return f"{_call(verdict.where)} has waited {_seconds(verdict.waited)}: {'; '.join([*clauses, *waiting])}"
 
@@ -77,7 +77,7 @@ def _clause(verdict: Verdict, alike: list[Culprit]) -> str:
 def _who(alike: list[Culprit]) -> str:
     one = alike[0]
     if len(alike) > 1:
-        return _ranks(culprit.rank for culprit in alike)
+        return in_words(culprit.rank for culprit in alike)
     facts = [one.host, (one.state.gpu if one.state is not None else None) or ""]
     known = ", ".join(fact for fact in facts if fact)
     return f"rank {one.rank} ({known})" if known else f"rank {one.rank}"
@@ -168,7 +168,8 @@ def _call(where: Where) -> str:
     return f"{where.operation}{number} of group `{where.label}`"
 
 
-def _ranks(ranks: Iterable[int]) -> str:
+def in_words(ranks: Iterable[int]) -> str:
+    """``rank 3``, ``ranks 0-2, 5``."""
     several = list(ranks)
     return f"rank{'s' if len(several) != 1 else ''} {ranges(several).replace(',', ', ')}"
 

@@ -7,20 +7,21 @@ import os
 import re
 import signal
 import socket
-import subprocess
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from harness.job import DDTRACE_RUN, PYTHON, Jobs, environment
 from harness.log import of_type
 from harness.waiting import until
 
+from ddtrace_pytorch.cli.main import cli
+
 pytestmark = pytest.mark.faults
 
 RELEASE = tuple(int(part) for part in version("torch").split(".")[:2])
-COMMAND = (*PYTHON, "-m", "ddtrace_pytorch.cli.main")
 
 TRAIN = """
     import os, time
@@ -44,10 +45,8 @@ TRAIN = """
 
 
 def diagnosis(env: dict[str, str], log: Path) -> dict[str, Any]:
-    done = subprocess.run(
-        [*COMMAND, "diagnose", "--json", str(log)], env=env, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = CliRunner().invoke(cli, ["diagnose", "--json", str(log)], env=env)
+    assert done.exit_code == 0, done.output
     (attempt,) = json.loads(done.stdout)["attempts"]
     assert isinstance(attempt, dict)
     return attempt
@@ -103,6 +102,6 @@ def test_who_was_killed_is_named_at_once_and_after_its_recovery(jobs: Jobs, tmp_
     if recorder:
         assert before["flight_recorder"]["agrees"] is True, before["flight_recorder"]
         assert "all_reduce 6 of group 0 never completed on rank 0" in before["flight_recorder"]["message"]
-    subprocess.run([*COMMAND, "recover", str(log)], env=common, check=True, capture_output=True, timeout=60)
+    assert CliRunner().invoke(cli, ["recover", str(log)], env=common).exit_code == 0
     assert [record["why"] for record in of_type(log, "state") if "seg-00001" in record["_file"]] == ["killed"]
     names_rank_1(diagnosis(common, log))
