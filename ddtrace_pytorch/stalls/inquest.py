@@ -142,9 +142,7 @@ def _fates(histories: Mapping[int, History]) -> dict[int, Fate]:
     for rank, one in histories.items():
         if one.ending is not None:
             error = one.ending.error
-            fates[rank] = Fate(
-                f"raised {error}" if error else one.ending.reason, one.ending.at, one.ending.reason not in GOOD_ENDS
-            )
+            fates[rank] = Fate(f"raised {error}" if error else one.ending.reason, one.ending.at, not _ended_well(one))
         elif one.life is Life.SILENT:
             fates[rank] = Fate("frozen", one.last, bad=True)
         elif one.life is Life.ALIVE:
@@ -156,13 +154,18 @@ def _fates(histories: Mapping[int, History]) -> dict[int, Fate]:
     return fates
 
 
+def _ended_well(one: History) -> bool:
+    return one.ending is not None and one.ending.reason in GOOD_ENDS
+
+
 def _told(histories: Mapping[int, History]) -> list[Record]:
     """What ranks said while it happened, the first first; not of a culprit that was only late, nor of what is over."""
 
     def is_over(verdict: Record) -> bool:
         tags = mapping(verdict, "tags")
         where = text(tags, "stall.group_name"), text(tags, "stall.op"), integer(tags, "stall.key") or 0
-        return any(histories[rank].went_on(*where) for rank in verdict["waiting"] if rank in histories)
+        waited = [histories[rank] for rank in verdict["waiting"] if rank in histories]
+        return any(one.went_on(*where) or _ended_well(one) for one in waited)
 
     found = [
         verdict
@@ -279,6 +282,8 @@ def _roll(
     roll = {}
     for rank, state in states.items():
         fate, life = fates[rank], Life.ALIVE
+        if _ended_well(histories[rank]) or _raised_elsewhere(histories[rank]):
+            state = _out_of_calls(state)
         if histories[rank].life is Life.SILENT:
             life = Life.SILENT
         elif rank in gone:
@@ -287,6 +292,19 @@ def _roll(
             life = Life.ENDED
         roll[rank] = replace(state, life=life, end_reason=fate.ended if life in (Life.DEAD, Life.ENDED) else None)
     return roll
+
+
+def _raised_elsewhere(one: History) -> bool:
+    """By an exception that has nothing to do with a wait."""
+    ending = one.ending
+    return (
+        ending is not None and ending.reason == "exception" and _cause(ending.error, Cause.EXCEPTION) is Cause.EXCEPTION
+    )
+
+
+def _out_of_calls(state: RankState) -> RankState:
+    """What it was in at its last beat was over before it ended."""
+    return replace(state, groups={name: replace(here, current=None) for name, here in state.groups.items()})
 
 
 def _judged(roll: Mapping[int, RankState], missing: Sequence[int], first: Failure | None) -> Record | None:

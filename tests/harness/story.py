@@ -11,6 +11,7 @@ SECOND = 10**9
 T0 = 1_790_000_000 * SECOND
 RANKS = (0, 1, 2, 3)
 CLOSED = "RuntimeError: Connection closed by peer [127.0.0.1]:4711"
+BROKEN = ("RuntimeError", CLOSED.partition(": ")[2])
 
 Record = dict[str, Any]
 

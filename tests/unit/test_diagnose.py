@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from harness.log import records
-from harness.story import CLOSED, SECOND, T0, Record, at, beats, ended, raised, state_of, stated
+from harness.story import BROKEN, CLOSED, SECOND, T0, Record, at, beats, ended, raised, state_of, stated
 
 from ddtrace_pytorch.aftermath import Teller
 from ddtrace_pytorch.cli.main import cli
@@ -34,7 +34,6 @@ from ddtrace_pytorch.stalls.state_file import STATE, StateFile, pieces
 
 INCARNATION = "20260921T141320Z-00000001"
 KILLED = stated(state_of(1, 41, 20, frames=("/job/train.py:24 load",), step=7, doing="data"), "killed")
-BROKEN = ("RuntimeError", CLOSED.partition(": ")[2])
 
 
 def write(root: Path, rank: int, story: Iterable[Record], **more: Any) -> Path:

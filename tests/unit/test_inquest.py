@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from harness.story import CLOSED, RANKS, Record, at, beats, ended, raised, state_of, stated
+from harness.story import BROKEN, CLOSED, RANKS, Record, at, beats, ended, raised, state_of, stated
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -196,6 +196,34 @@ def test_a_stall_that_was_over_is_not_the_reason() -> None:
     zero = history(0, *beats(300, 4000), record, over, ended("destroyed", 300))
     finding = found(zero, *(history(rank, *beats(300, 4000), ended("destroyed", 300)) for rank in (1, 2, 3)))
     assert (finding.first, finding.verdict, finding.well) == (None, None, True)
+
+
+def test_a_long_last_wait_that_came_to_its_end_is_no_reason() -> None:
+    record = live(state_of(3, 41, 15, moves=False))
+    ranks = [history(rank, *beats(20, 42, since=4), ended("destroyed", 20.5)) for rank in (0, 1, 2)]
+    late = history(3, *beats(20, 41), ended("destroyed", 20.5))
+    assert found(*ranks, late).well
+    ranks[0].add(record)
+    assert found(*ranks, late).well
+
+
+def test_an_exception_after_a_long_wait_that_was_over_is_told_without_it() -> None:
+    end = ended("exception", 20.6, ("ValueError", "no"))
+    ranks = [history(rank, *beats(20, 42, since=4), end) for rank in (0, 1, 2)]
+    finding = found(*ranks, history(3, *beats(20, 41), ended("destroyed", 20.5)))
+    assert finding.verdict is None
+    assert finding.first is not None
+    assert (finding.first.cause, finding.first.ranks) == (Cause.EXCEPTION, (0, 1, 2))
+
+
+def test_a_wait_in_a_call_of_torchs_own_that_raised_counts() -> None:
+    # As in DistributedDataParallel: nobody of ours saw it raise.
+    end = ended("exception", 22.6, BROKEN)
+    known = stated(state_of(0, 42, 20, since=17), "exception")
+    ranks = [history(rank, *beats(20, 42, since=17), *([] if rank else [known]), end) for rank in (0, 2, 3)]
+    finding = found(history(1, *beats(20, 41), ended("killed", 20)), *ranks)
+    assert finding.verdict is not None
+    assert (finding.verdict["kind"], finding.verdict["ranks"], finding.verdict["waiting"]) == ("gone", [1], [0, 2, 3])
 
 
 def test_somebody_who_is_only_late_is_not_the_reason_that_all_were_told_to_end() -> None:
