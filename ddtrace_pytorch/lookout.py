@@ -81,7 +81,8 @@ class Lookout:
         self._keeper.begin(whose)
         self._successor.begin(whose.job, whose.incarnation)
         self._mates = Mates(self._roots, whose.job, whose.incarnation, whose.host)
-        if self._collectives is not None:
+        # A rank by itself waits for nobody.
+        if self._collectives is not None and whose.world_size > 1:
             self._standstill.begin(self._mates, f"{whose.job}\0{whose.incarnation}")
 
     def know(self, nodes: Nodes, store: Any, place: str, rank: int) -> None:
