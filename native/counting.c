@@ -122,14 +122,17 @@ static PyObject *cell_of(Counter *self, int deferred, PyObject *group)
     return Py_NewRef(cell);
 }
 
-/* This thread's slot, borrowed: it lives as long as the thread and `local`. NULL (no error set) before the first call. */
+/* This thread's slot, borrowed: it lives as long as Python's thread and `local`. NULL (no error set) before the first
+ * call. A thread of C++ that calls Python again and again is another thread of Python's each time. */
 static PyObject *slot_of(Counter *self)
 {
     static _Thread_local struct {
         long serial;
+        uint64_t thread;
         PyObject *slot;
     } last;
-    if (last.serial != self->serial) {
+    uint64_t thread = PyThreadState_GetID(PyThreadState_Get());
+    if (last.serial != self->serial || last.thread != thread) {
         PyObject *slot = PyObject_GetAttr(self->local, name_slot);
         if (!slot || Py_TYPE(slot) != at.slot) {
             Py_XDECREF(slot);
@@ -137,6 +140,7 @@ static PyObject *slot_of(Counter *self)
             return NULL;
         }
         last.serial = self->serial;
+        last.thread = thread;
         last.slot = slot;
         Py_DECREF(slot); /* `local` holds it */
     }

@@ -12,7 +12,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -331,6 +331,52 @@ def test_released_while_calls_are_under_way(ledger: Ledger) -> None:
         leave.set()
         thread.join()
     assert only(ledger).count == 2
+
+
+class Decoy:
+    """As large as a slot, and could pass for an empty one."""
+
+    __slots__ = ("__weakref__", "a", "b", "c", "d", "e")
+
+    def __init__(self) -> None:
+        self.a = self.b = self.c = self.d = self.e = None
+
+    def is_untouched(self) -> bool:
+        return all(getattr(self, name) is None for name in "abcde")
+
+
+def on_a_thread_of_c(first: Callable[[], None], second: Callable[[], None]) -> None:
+    """Both on one thread that Python doesn't know: each time it is a new one of Python's."""
+    libc, function = ctypes.CDLL(None), ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    thread, key = ctypes.c_ulong(), ctypes.c_uint()
+
+    def begin(_: object) -> None:
+        libc.pthread_setspecific(key, ctypes.c_void_p(1))
+        first()
+
+    begins, ends = function(begin), function(lambda _: second())
+    assert libc.pthread_key_create(ctypes.byref(key), ends) == 0
+    assert libc.pthread_create(ctypes.byref(thread), None, begins, None) == 0
+    assert libc.pthread_join(thread, None) == 0
+    libc.pthread_key_delete(key)
+
+
+def test_a_thread_of_c_that_calls_again_writes_to_no_memory_of_others(ledger: Ledger) -> None:
+    ours = wrapped(ledger, "all_reduce", all_reduce)
+    tensor, decoys = Tensor(8), list[Decoy]()
+
+    def call() -> None:
+        for _ in range(3):
+            ours(tensor)
+
+    def call_again() -> None:
+        decoys.extend(Decoy() for _ in range(1_000))
+        call()
+
+    on_a_thread_of_c(call, call_again)
+    assert len(decoys) == 1_000
+    assert all(one.is_untouched() for one in decoys)
+    assert only(ledger).count == 6
 
 
 def test_of_a_transfer_it_is_known_whom_it_is_with(ledger: Ledger) -> None:
