@@ -39,6 +39,18 @@ static void set(PyObject *object, Py_ssize_t offset, PyObject *value) /* takes t
     Py_XDECREF(old);
 }
 
+/* Clears an error of ours. One that is no Exception is the user's (KeyboardInterrupt, what the handler of a signal
+ * raised): it stays set, and -1 is given. */
+static int forgive(void)
+{
+    if (!PyErr_Occurred())
+        return 0;
+    if (!PyErr_ExceptionMatches(PyExc_Exception))
+        return -1;
+    PyErr_Clear();
+    return 0;
+}
+
 static int64_t now(void)
 {
     struct timespec time;
@@ -147,10 +159,12 @@ static PyObject *slot_of(Counter *self)
     return last.slot;
 }
 
-/* Bytes of the message; -1 (no error set) where it has none. */
-static int64_t bytes_of(Counter *self, PyObject *here, PyObject *const *args, Py_ssize_t many, PyObject *names)
+/* Puts into `bytes` those of the message; -1 where it has none. Itself -1 with an error of the user's set. */
+static int find_bytes(Counter *self, PyObject *here, PyObject *const *args, Py_ssize_t many, PyObject *names,
+                      int64_t *bytes)
 {
     PyObject *size = NULL;
+    *bytes = 0;
     if (self->size == Py_None) {
         PyObject *tensor = argument(&self->sized, args, many, names);
         if (self->sized.position < 0)
@@ -167,10 +181,9 @@ static int64_t bytes_of(Counter *self, PyObject *here, PyObject *const *args, Py
             size = PyObject_Vectorcall(self->size, with_group, many + 1, names);
         }
     }
-    int64_t bytes = size && PyLong_Check(size) ? PyLong_AsLongLong(size) : -1;
+    *bytes = size && PyLong_Check(size) ? PyLong_AsLongLong(size) : -1;
     Py_XDECREF(size);
-    PyErr_Clear();
-    return bytes;
+    return forgive();
 }
 
 static int64_t number(PyObject *limit)
@@ -191,8 +204,8 @@ static void remember(PyObject *last, int64_t key, PyObject *value)
         PyList_SetItem(last, (Py_ssize_t)(key & (many - 1)), value);
 }
 
-/* Adds a call that came back to its cell. No error is left set: one of ours is none of the user's. */
-static void count(Counter *self, PyObject *cell, PyObject *here, int64_t started, int64_t took, int64_t bytes)
+/* Adds a call that came back to its cell; -1 with an error of the user's set. */
+static int count(Counter *self, PyObject *cell, PyObject *here, int64_t started, int64_t took, int64_t bytes)
 {
     PyObject *buckets = FIELD(cell, at.buckets);
     int bucket = took > 0 ? 64 - __builtin_clzll((uint64_t)took) : 0;
@@ -216,10 +229,11 @@ static void count(Counter *self, PyObject *cell, PyObject *here, int64_t started
                                              (long long)bytes, (long long)key);
         Py_XDECREF(said);
     }
-    PyErr_Clear();
+    return forgive();
 }
 
-/* The place of the dtype of `subject`, a tensor or a sequence of them, among `dtypes`, from 1 on; 0: it has none. */
+/* The place of the dtype of `subject`, a tensor or a sequence of them, among `dtypes`, from 1 on; 0: it has none. -1
+ * with an error of the user's set. */
 static int64_t dtype_of(PyObject *subject)
 {
     if (PyList_Check(subject))
@@ -230,22 +244,28 @@ static int64_t dtype_of(PyObject *subject)
         if (PyTuple_GET_ITEM(dtypes, i) == dtype)
             place = i + 1;
     Py_XDECREF(dtype);
-    PyErr_Clear();
-    return place;
+    return forgive() ? -1 : place;
 }
 
-/* Writes what this thread enters to where it outlives the process; see ddtrace_pytorch.stalls.positions. */
-static void enter(Counter *self, PyObject *cell, PyObject *here, PyObject *slot, PyObject *subject, int64_t started,
-                  int64_t bytes)
+/* Writes what this thread enters to where it outlives the process; see ddtrace_pytorch.stalls.positions. -1 with an
+ * error of the user's set, and nothing written. */
+static int enter(Counter *self, PyObject *cell, PyObject *here, PyObject *slot, PyObject *subject, int64_t started,
+                 int64_t bytes)
 {
-    volatile int64_t *position = PyLong_AsVoidPtr(FIELD(slot, at.address));
+    if (!PyLong_AsVoidPtr(FIELD(slot, at.address)))
+        return 0;
+    int64_t dtype = subject ? dtype_of(subject) : 0;
+    if (dtype < 0)
+        return -1;
+    volatile int64_t *position = PyLong_AsVoidPtr(FIELD(slot, at.address)); /* again: Python may have run */
     if (!position)
-        return;
+        return 0;
     position[1] = self->numbered ? number(FIELD(here, at.calls)) + 1 : 0;
     position[2] = bytes;
-    position[3] = subject ? dtype_of(subject) : 0;
+    position[3] = dtype;
     position[4] = started;
     position[0] = number(FIELD(cell, at.number)) + 1;
+    return 0;
 }
 
 static void leave(PyObject *slot)
@@ -255,7 +275,7 @@ static void leave(PyObject *slot)
         position[0] = 0;
 }
 
-/* Tells of the error that is set, and leaves it set. */
+/* Tells of the error that is set, and leaves it set; or one of the user's that came meanwhile, in its context. */
 static void fail(PyObject *cell)
 {
     PyObject *kind, *error, *traceback;
@@ -264,8 +284,17 @@ static void fail(PyObject *cell)
     if (traceback)
         PyException_SetTraceback(error, traceback);
     Py_XDECREF(PyObject_CallMethod(cell, "fail", "O", error));
-    PyErr_Clear();
-    PyErr_Restore(kind, error, traceback);
+    if (!forgive()) {
+        PyErr_Restore(kind, error, traceback);
+        return;
+    }
+    PyObject *later, *newer, *its_traceback;
+    PyErr_Fetch(&later, &newer, &its_traceback);
+    PyErr_NormalizeException(&later, &newer, &its_traceback);
+    PyException_SetContext(newer, error); /* takes the reference */
+    Py_XDECREF(kind);
+    Py_XDECREF(traceback);
+    PyErr_Restore(later, newer, its_traceback);
 }
 
 static PyObject *call_counted(Counter *self, PyObject *cell, PyObject *slot, int deferred, PyObject *const *args,
@@ -273,25 +302,31 @@ static PyObject *call_counted(Counter *self, PyObject *cell, PyObject *slot, int
 {
     Py_ssize_t many = PyVectorcall_NARGS(flags);
     PyObject *here = Py_NewRef(FIELD(cell, at.here));
-    int64_t bytes = bytes_of(self, here, args, many, names), started = now();
-    PyObject *noted = PyLong_FromLongLong(started);
+    int64_t bytes, started = 0;
+    PyObject *noted = NULL;
+    if (!find_bytes(self, here, args, many, names, &bytes)) {
+        started = now();
+        if (!enter(self, cell, here, slot, argument(&self->first, args, many, names), started, bytes))
+            noted = PyLong_FromLongLong(started);
+    }
     if (!noted) {
         Py_DECREF(here);
         return NULL;
     }
     set(slot, at.started, noted);
     set(slot, at.call, Py_NewRef(cell));
-    enter(self, cell, here, slot, argument(&self->first, args, many, names), started, bytes);
     PyObject *result = PyObject_Vectorcall(self->original, args, flags, names);
     int64_t took = now() - started;
     leave(slot);
     set(slot, at.call, Py_NewRef(Py_None));
     if (result) {
+        int theirs = 0;
         if (deferred && result != Py_None) {
             Py_XDECREF(PyObject_CallFunctionObjArgs(self->track, result, cell, NULL));
-            PyErr_Clear();
+            theirs = forgive();
         }
-        count(self, cell, here, started, took, bytes);
+        if (theirs || count(self, cell, here, started, took, bytes))
+            Py_CLEAR(result);
     } else {
         fail(cell);
     }

@@ -24,7 +24,7 @@ from ddtrace_pytorch.collectives.in_flight import InFlight
 from ddtrace_pytorch.collectives.in_place import UnknownShape
 from ddtrace_pytorch.collectives.surface import OPERATIONS, Operation
 from ddtrace_pytorch.collectives.telling import place
-from ddtrace_pytorch.ledger import NEVER, RECENT, SAMPLES_A_BEAT, Group, How, Ledger
+from ddtrace_pytorch.ledger import NEVER, RECENT, SAMPLES_A_BEAT, Cell, Group, How, Ledger
 
 BY_NAME = {operation.function: operation for operation in OPERATIONS}
 
@@ -331,6 +331,46 @@ def test_released_while_calls_are_under_way(ledger: Ledger) -> None:
         leave.set()
         thread.join()
     assert only(ledger).count == 2
+
+
+def interrupted(*_: object) -> Any:
+    """As the handler of a signal does that comes while code of ours runs."""
+    raise KeyboardInterrupt
+
+
+class InterruptsWhenMeasured:
+    nbytes = property(interrupted)
+
+
+@pytest.mark.parametrize("while_we", ["measure", "follow", "note", "tell of an error"])
+def test_an_interrupt_reaches_the_user_from_wherever_it_comes(
+    ledger: Ledger, while_we: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follow = interrupted if while_we == "follow" else lambda *_: None
+    in_flight = InFlight()
+    leaf = wrappers.Leaf(BY_NAME["all_reduce"], all_reduce, ledger, in_flight, follow)
+    careful = leaf(all_reduce)
+    function = leaf.in_c(all_reduce, careful)[0] if form[-1] else careful
+    ours = functools.partial(function)  # calls it as torch's decorators do
+    ours(Tensor(1))  # the first is done with care
+    tensor: Any = Tensor(1)
+    if while_we == "measure":
+        tensor = InterruptsWhenMeasured()
+    elif while_we == "note":
+        monkeypatch.setattr(Cell, "note", interrupted)
+        only(ledger).notable = -1
+    elif while_we == "tell of an error":
+        monkeypatch.setattr(ledger, "on_failure", interrupted)
+        tensor = RuntimeError("theirs")
+    if while_we == "follow":
+        with pytest.raises(KeyboardInterrupt):
+            ours(tensor, async_op=True)  # again with care
+    with pytest.raises(KeyboardInterrupt) as caught:
+        ours(tensor, async_op=while_we == "follow")
+    assert (caught.value.__context__ is tensor) == (while_we == "tell of an error")
+    assert in_flight.slot().call is None
+    monkeypatch.undo()
+    assert ours(Tensor(1)) is None
 
 
 class Decoy:
