@@ -39,6 +39,8 @@ from ddtrace_pytorch.whereabouts import Whereabouts
 RECOVERY_SECONDS = 0.5
 # The same, where a collective raised: to say who was the reason.
 REASON_SECONDS = 1.0
+# Collectives may raise in a loop: how often it is written down.
+RAISED_SECONDS = 1.0
 # Of the time that a collective may take: when what torch issued by itself is looked at closer.
 CLOSER = 0.5
 
@@ -73,6 +75,7 @@ class Lookout:
         self._mates: Mates | None = None
         self._roll_call: RollCall | None = None
         self._left = False
+        self._raised_at = -RAISED_SECONDS
         if collectives is not None:
             collectives.ledger.on_failure = safely("keep where a collective raised")(self._failed)
 
@@ -194,8 +197,11 @@ class Lookout:
 
     def _failed(self, cell: Cell, error: BaseException) -> None:
         self._whereabouts.failed(cell, error)
-        self._keeper.beat()
-        self._note_state("raised")
+        now = time.monotonic()
+        if now - self._raised_at >= RAISED_SECONDS:
+            self._raised_at = now
+            self._keeper.beat()
+            self._note_state("raised")
         self._standstill.failed()
 
     def _note_state(self, why: str) -> None:

@@ -16,7 +16,7 @@ from functools import cached_property
 from ddtrace_pytorch.stalls.graph import dead_ends, on_every_circle
 from ddtrace_pytorch.stalls.mismatch import Detail, Oddity, oddity
 from ddtrace_pytorch.stalls.roll import Call, Life, RankState
-from ddtrace_pytorch.stalls.waits import FRESH, Place, Spot, faulty_in, places_of, waits_in
+from ddtrace_pytorch.stalls.waits import FRESH, Place, Spot, faulty_in, is_echo, places_of, waits_in
 
 THRESHOLD = 10 * 10**9
 
@@ -277,7 +277,10 @@ def _culprits(case: _Case, graph: Graph, end: frozenset[int | Spot]) -> list[Cul
     if not ranks:
         (spot,) = end
         assert isinstance(spot, Spot)
-        return [_culprit(case, rank, Kind.STUCK) for rank in case.places[spot].waits]
+        waits = case.places[spot].waits
+        if all(wait.error is not None and not is_echo(wait.error) for wait in waits.values()):
+            return []  # torch refused it on all ranks alike, or all were interrupted: nobody waits
+        return [_culprit(case, rank, Kind.STUCK) for rank in waits]
     if len(end) == 1:
         return [_alone(case, *ranks)]
     elsewhere = [rank for rank in ranks if case.heard[rank].doing in _ELSEWHERE]

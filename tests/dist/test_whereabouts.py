@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness.job import Jobs, environment, jobs_in, torchrun
+from harness.job import PYTHON, Jobs, alone, environment, jobs_in, torchrun
+from harness.log import of_type
 from harness.waiting import until
 
 from ddtrace_pytorch.stalls import mates
@@ -138,3 +139,28 @@ def test_what_it_is_in(
     assert state.doing == ("user" if scene == "backward" else "collective")
     assert any("train.py" in frame for frame in state.frames)
     (gates / scene).touch()
+
+
+RAISING = """
+    import time
+    import ddtrace_pytorch
+    ddtrace_pytorch.patch()
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", rank=0, world_size=1)
+    raised, end = 0, time.monotonic() + 2.5
+    while raised < 1_000 or time.monotonic() < end:
+        try:
+            dist.all_reduce(torch.ones(1), op="no such operation")
+        except TypeError:
+            raised += 1
+    dist.destroy_process_group()
+"""
+
+
+def test_collectives_that_raise_in_a_loop_are_written_down_once_a_second(jobs: Jobs, tmp_path: Path) -> None:
+    result = jobs.run([*PYTHON, jobs.script(RAISING)], alone(tmp_path / "log")).ok()
+    states = [record for record in of_type(tmp_path / "log", "state") if record["why"] == "raised"]
+    assert 1 <= len(states) <= result.seconds + 1
+    assert "waited" not in result.stderr  # nobody waits: the only rank was refused

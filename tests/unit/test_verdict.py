@@ -322,6 +322,11 @@ def test_after_a_time_out_on_all() -> None:
     assert verdict_of(*(aborted(rank, "RuntimeError: Timed out") for rank in range(4))).kind is Kind.STUCK
 
 
+@pytest.mark.parametrize("life", [Life.ALIVE, Life.DEAD])
+def test_what_all_ranks_were_refused_is_no_stall(life: Life) -> None:
+    assert judged(*(aborted(rank, "ValueError: no such operation", life) for rank in range(4))) is None
+
+
 def test_after_a_watchdog_ended_those_who_waited() -> None:
     dead = [replace(waits(rank), life=Life.DEAD) for rank in range(3)]
     verdict = verdict_of(*dead, loading())
