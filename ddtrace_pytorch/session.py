@@ -318,7 +318,7 @@ class Session:
             world_size=self.member.world_size,
             host=self._host,
             boot=places.BOOT,
-            log_root=os.path.abspath(self._settings.log_root),
+            log_root=self._settings.log_root_if_any,
         )
 
     def _identity(self) -> dict[str, Any]:

@@ -339,6 +339,14 @@ class Settings:
     def log_root(self) -> str:
         return self.log_dir or default_log_root()
 
+    @property
+    def log_root_if_any(self) -> str:
+        """Its full path; empty where there is no temporary directory to have it in."""
+        try:
+            return os.path.abspath(self.log_root)
+        except FileNotFoundError:
+            return ""
+
 
 def default_log_root() -> str:
     """Where run logs go when nobody said: a directory of this user's own in the temporary directory."""

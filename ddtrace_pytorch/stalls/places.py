@@ -32,8 +32,15 @@ def roots(chosen: str | None) -> tuple[str, ...]:
 
     Not the run log's own, which may be there too: a reader of run logs would stumble over these.
     """
-    places = (chosen,) if chosen else (MEMORY, tempfile.gettempdir())
+    places = (chosen,) if chosen else (MEMORY, *_temporary())
     return tuple(os.path.join(place, f"ddtrace-pytorch-state-{os.geteuid()}") for place in places)
+
+
+def _temporary() -> tuple[str, ...]:
+    try:
+        return (tempfile.gettempdir(),)
+    except FileNotFoundError:
+        return ()
 
 
 def folder(root: str, job: str, incarnation: str) -> str:
