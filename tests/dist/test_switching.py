@@ -282,7 +282,9 @@ GONE_WRONG = f"""
         "no threads": no_threads(),
     }}.items():
         heard = train(trouble)
-        assert len(heard) == 1, (name, heard)
+        # Where no file can be written, there is none for the last words either.
+        reasons = 2 if name == "no temporary directory" else 1
+        assert len(heard) == len(set(heard)) and 1 <= len(heard) <= reasons, (name, heard)
         until(lambda: state() == whole, 10, (name, whole, state()))
     os.environ.pop("HOME", None)
     os.environ["DD_PYTORCH_LOG_DIR"] = sys.argv[1]
