@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from numbers import Integral
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ddtrace_pytorch.clock import Clock
 from ddtrace_pytorch.collectives.composites import Composite
@@ -31,6 +33,8 @@ APART_NS = SECOND // 2
 CALLS_FOR_P99 = 100
 # How much of a traceback's last line is kept.
 ERROR_LENGTH = 300
+
+R = TypeVar("R")
 
 # What each operation goes by in torch's own code, over all releases.
 _FUNCTIONS: dict[str, set[str]] = {}
@@ -240,33 +244,44 @@ def _call(
     since: int = 0,
     peer: int | None = None,
 ) -> Call:
-    """`arguments`: of torch's function, by name; none where they aren't known."""
-    tensor = _first_tensor(arguments)
+    """`arguments`: of torch's function, by name; none where they aren't known. All of them are the user's."""
     row = BY_NAME.get(operation)
     if row is not None and row.root is not None and arguments:
         within = arguments.get(f"group_{row.root}")
         peer = arguments.get(row.root)
-        if peer is None and within is not None:
-            peer = here.ranks[within]
+        if peer is None and isinstance(within, Integral) and 0 <= int(within) < here.size:
+            peer = here.ranks[int(within)]
         if peer is None and not row.between_two:
             peer = here.ranks[0]
     return Call(
         operation=operation,
         key=key,
-        bytes=int(tensor.nbytes) if tensor is not None else 0,
-        shape=tuple(tensor.shape) if tensor is not None else None,
-        dtype=str(tensor.dtype).removeprefix("torch.") if tensor is not None else None,
-        peer=peer,
+        **_measures(arguments),
+        # NumPy's integers are as good as Python's, but not in JSON.
+        peer=int(peer) if isinstance(peer, Integral) else None,
         since=since,
     )
 
 
-def _first_tensor(arguments: Mapping[str, Any]) -> Any:
-    for value in arguments.values():
-        first = value[0] if isinstance(value, (list, tuple)) and value else value
-        if hasattr(first, "nbytes") and hasattr(first, "dtype") and hasattr(first, "shape"):
-            return first
-    return None
+def _measures(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Bytes, shape and dtype of the first tensor among `arguments`, those that can be told: sparse tensors have no
+    bytes, and a tensor of a class of the user's may run the user's code, and raise."""
+    torch = sys.modules.get("torch")
+    with torch._C.DisableTorchFunctionSubclass() if torch is not None else nullcontext():
+        for value in arguments.values():
+            first = value[0] if isinstance(value, (list, tuple)) and value else value
+            dtype, shape = _told(first, "dtype", str), _told(first, "shape", lambda shape: tuple(map(int, shape)))
+            if dtype is not None and shape is not None:
+                size = _told(first, "nbytes", int) or 0
+                return {"bytes": size, "shape": shape, "dtype": dtype.removeprefix("torch.")}
+    return {}
+
+
+def _told(tensor: Any, what: str, plain: Callable[[Any], R]) -> R | None:
+    try:
+        return plain(getattr(tensor, what))
+    except Exception:  # the user's own tensor
+        return None
 
 
 def _arguments(frame: FrameType | None, operation: str) -> Mapping[str, Any]:

@@ -21,8 +21,17 @@ SCRIPT = """
     from pathlib import Path
     import ddtrace_pytorch
     ddtrace_pytorch.patch()
+    import numpy
     import torch
     import torch.distributed as dist
+
+    class Unreadable(torch.Tensor):
+        nbytes = property(lambda self: 1 // 0)
+
+        @classmethod
+        def __torch_function__(cls, func, *rest):
+            assert "get" not in func.__name__, "somebody looks"
+            return super().__torch_function__(func, *rest)
 
     gates = Path(os.environ["GATES"])
     dist.init_process_group("gloo")
@@ -41,6 +50,10 @@ SCRIPT = """
     dist.all_reduce(torch.ones(2, 3, dtype=torch.float64))
     scene("broadcast")
     dist.broadcast(four, src=1, group=pair)
+    scene("sparse")
+    dist.all_reduce(four.to_sparse())
+    scene("of a class of its own")
+    dist.broadcast(four.as_subclass(Unreadable), src=numpy.int64(1))
     scene("recv")
     dist.recv(four, src=1) if rank == 0 else dist.send(four, dst=0)
     scene("irecv")
@@ -82,7 +95,7 @@ def _job(jobs: Jobs) -> Iterator[tuple[Path, Path]]:
     job.wait(60).ok()
 
 
-SCENES = ("all_reduce", "broadcast", "recv", "irecv", "awaited", "objects", "backward", "end")
+SCENES = ("all_reduce", "broadcast", "sparse", "of a class of its own", "recv", "irecv", "awaited", "objects", "backward", "end")
 
 
 def state_of_rank_0(states: Path, group: str, operation: str) -> RankState:
@@ -109,10 +122,12 @@ def state_of_rank_0(states: Path, group: str, operation: str) -> RankState:
     [
         ("all_reduce", "world", "all_reduce", 2, (2, 3), "float64", None),
         ("broadcast", "dp", "broadcast", None, (4,), "float32", 1),
+        ("sparse", "world", "all_reduce", 3, (4,), "float32", None),
+        ("of a class of its own", "world", "broadcast", 4, (4,), "float32", 1),
         ("recv", "world", "recv", 0, (4,), "float32", 1),
         ("irecv", "world", "irecv", 0, None, None, 1),
-        ("awaited", "world", "all_reduce", 3, None, None, None),
-        ("objects", "world", "all_gather", 4, (1,), "int64", None),  # of which it is made
+        ("awaited", "world", "all_reduce", 5, None, None, None),
+        ("objects", "world", "all_gather", 6, (1,), "int64", None),  # of which it is made
         ("backward", "dp", "all_reduce", None, (72,), "float32", None),
     ],
 )
