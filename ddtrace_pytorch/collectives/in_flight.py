@@ -61,13 +61,18 @@ class InFlight:
 
     def new_slot(self) -> Slot:
         """This thread's slot, made at its first collective; it goes with the thread."""
-        slot = self.local.slot = Slot()
+        # In one step: a signal's handler may have made one in the meantime, which the part in C then has a pointer to.
+        made = Slot()
+        slot: Slot = self.local.__dict__.setdefault("slot", made)
+        if slot is not made:
+            return slot
         try:
             place = self._places.pop()
         except IndexError:
             place = NOWHERE
         self._slots[weakref.ref(slot, self._forget)] = place
-        slot.address = self._address(place)
+        # Without a call, where the memory could be given back between looking and writing.
+        slot.address = self._memory + place * PLACE_BYTES if self._memory and place != NOWHERE else 0
         return slot
 
     def _forget(self, gone: weakref.ref[Slot]) -> None:
@@ -82,10 +87,7 @@ class InFlight:
         for reference, place in tuple(self._slots.items()):
             slot = reference()
             if slot is not None:
-                slot.address = self._address(place)
-
-    def _address(self, place: int) -> int:
-        return self._memory + place * PLACE_BYTES if self._memory and place != NOWHERE else 0
+                slot.address = memory + place * PLACE_BYTES if memory and place != NOWHERE else 0
 
     def slot(self) -> Slot:
         """This thread's slot."""

@@ -58,7 +58,12 @@ class Waits:
         def wait(self: Any, *arguments: Any, **named: Any) -> Any:
             # Blocking collectives come here too, from inside.
             slot = in_flight.slot()
-            of = pending.pop(reference(self), None) if slot.call is None else None
+            of = None
+            if slot.call is None:
+                try:
+                    of = pending.pop(reference(self), None)
+                except Exception:
+                    pass  # of a class of the user's own, without a hash: none of those that are followed
             if of is None:
                 try:
                     return original(self, *arguments, **named)
