@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -78,9 +79,10 @@ class Plan:
     def _note(self, name: str) -> None:
         path = Path(self.directory, name)
         if not path.exists():
-            part = path.with_suffix(".part")
+            part = path.with_suffix(f".{os.getpid()}.part")
             part.write_text(str(time.monotonic()))
-            part.rename(path)
+            with contextlib.suppress(FileExistsError):  # several ranks may come to it at once
+                path.hardlink_to(part)
 
     def _noted(self, name: str) -> float | None:
         path = Path(self.directory, name)
