@@ -12,6 +12,7 @@ import uuid
 from _thread import get_ident
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from time import monotonic_ns
 from typing import Any, Protocol
 
@@ -190,4 +191,4 @@ class Listening:
         # 2.6 and later: neither given is the group's first rank, but for recv, where it is anybody.
         if root is None and operation.kind is not Kind.P2P and "recv" not in operation.function:
             root = group.ranks[0]
-        return root
+        return int(root) if isinstance(root, Integral) else root  # NumPy's integers can't be written as JSON

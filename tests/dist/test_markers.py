@@ -30,6 +30,7 @@ NVTX = """
 
 TRAIN = """
     import contextlib, json, os, socket, sys
+    import numpy
     import nvtx
     import torch, torch.distributed as dist
     from torch.distributed import all_reduce as bound_before
@@ -85,7 +86,7 @@ TRAIN = """
         facts["line"] = sys._getframe().f_lineno + 1
         dist.all_reduce(tensor)
         bound_before(tensor, async_op=True).wait()
-        dist.broadcast(tensor, 1)
+        dist.broadcast(tensor, numpy.int64(1))
         dist.barrier()
         dist.send(tensor, peer) if rank == 0 else dist.recv(other, peer)
         exchange(tensor, other)
