@@ -200,9 +200,12 @@ class Lookout:
         now = time.monotonic()
         if now - self._raised_at >= RAISED_SECONDS:
             self._raised_at = now
-            self._keeper.beat()
-            self._note_state("raised")
-        self._standstill.failed()
+            self._standstill.failed()
+
+    def raised(self) -> None:
+        """Write down where a collective raised, before its caller goes on."""
+        self._keeper.beat()
+        self._note_state("raised")
 
     def _note_state(self, why: str) -> None:
         self._exporter.put({"type": "state", "ts": self._clock.now(), "why": why, "state": self._state().plain()})

@@ -22,6 +22,8 @@ AFTER_ERROR_SECONDS = 1.2
 # Where all ranks raise, it is said once in this time; where they wait, once in this share of what they may.
 ECHO_SECONDS = 5.0
 TELL_AGAIN = 0.9
+# What a collective that raised waits at most until it is written where it was.
+WRITTEN_SECONDS = 0.25
 # Without a verdict it is tried again: states are up to two beats old.
 TRIES = 3
 BETWEEN_TRIES_SECONDS = 1.0
@@ -37,6 +39,8 @@ class Outlet(Protocol):
     def over(self, over: Over, was_told: bool) -> None: ...
 
     def verdict(self, verdict: Verdict) -> None: ...
+
+    def raised(self) -> None: ...
 
 
 class Standstill:
@@ -71,6 +75,8 @@ class Standstill:
         self._closer = False
         self._stalls: Sequence[Pending] = ()
         self._failed_at: float | None = None
+        self._raised = False
+        self._written = threading.Event()
         self._leaving = threading.Event()
         self._turn_held: socket.socket | None = None
         self._thread = threading.Thread(target=self._run, name="ddtrace_pytorch.standstill", daemon=True)
@@ -110,10 +116,19 @@ class Standstill:
         self._wanted.set()
 
     def failed(self) -> None:
-        """A collective raised on this rank."""
-        if self._mates is not None and self._seconds and self._failed_at is None:
+        """A collective raised on this rank, on this thread.
+
+        What is to be written is written on our own thread: a signal's handler may come over this one, and wait for the
+        Pulse, which would wait for whatever lock this one had.
+        """
+        if not self._thread.is_alive() or self._leaving.is_set():
+            return
+        if self._seconds and self._failed_at is None:
             self._failed_at = time.monotonic()
-            self._wanted.set()
+        self._written.clear()
+        self._raised = True
+        self._wanted.set()
+        self._written.wait(WRITTEN_SECONDS)
 
     def leave(self, timeout: float) -> None:
         """Be done; where a collective raised, say first who was the reason. At most `timeout` seconds."""
@@ -132,6 +147,10 @@ class Standstill:
         while not self._leaving.is_set() or self._failed_at is not None:
             self._wanted.wait()
             self._wanted.clear()
+            if self._raised:
+                self._raised = False
+                safely("keep where a collective raised")(self._outlet.raised)()
+                self._written.set()
             if self._closer:
                 self._closer = False
                 safely("look closer at what is under way")(self._look_closer)()
