@@ -157,13 +157,16 @@ def test_what_it_is_in(
 
 
 RAISING = """
-    import time
+    import threading, time
     import ddtrace_pytorch
     ddtrace_pytorch.patch()
     import torch
     import torch.distributed as dist
 
-    dist.init_process_group("gloo", rank=0, world_size=1)
+    dist.init_process_group("gloo")
+    dist.barrier()
+    while not any(thread.name == "ddtrace_pytorch.standstill" for thread in threading.enumerate()):
+        time.sleep(0.01)
     raised, end = 0, time.monotonic() + 2.5
     while raised < 1_000 or time.monotonic() < end:
         try:
@@ -175,7 +178,8 @@ RAISING = """
 
 
 def test_collectives_that_raise_in_a_loop_are_written_down_once_a_second(jobs: Jobs, tmp_path: Path) -> None:
-    result = jobs.run([*PYTHON, jobs.script(RAISING)], alone(tmp_path / "log")).ok()
+    env = environment(None, DD_PYTORCH_EXPORT="local", DD_PYTORCH_LOG_DIR=str(tmp_path / "log"))
+    result = jobs.run([*torchrun(2), jobs.script(RAISING)], env).ok()
     states = [record for record in of_type(tmp_path / "log", "state") if record["why"] == "raised"]
-    assert 1 <= len(states) <= result.seconds + 1
-    assert "waited" not in result.stderr  # nobody waits: the only rank was refused
+    assert 1 <= len(states) <= 2 * (result.seconds + 1)
+    assert "waited" not in result.stderr  # nobody waits: both ranks were refused
