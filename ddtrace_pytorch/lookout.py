@@ -7,7 +7,6 @@ collectives that take too long, and this rank's part in the roll call.
 from __future__ import annotations
 
 import os
-import random
 import time
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +22,7 @@ from ddtrace_pytorch.identity.topology import Nodes
 from ddtrace_pytorch.ledger import Cell
 from ddtrace_pytorch.rank_span import RankSpan
 from ddtrace_pytorch.settings import Settings
-from ddtrace_pytorch.spans import SpanRecord, split
+from ddtrace_pytorch.spans import SpanRecord
 from ddtrace_pytorch.stalls import places, telling
 from ddtrace_pytorch.stalls.keeper import Keeper
 from ddtrace_pytorch.stalls.last_words import Identity
@@ -175,23 +174,10 @@ class Lookout:
         self._whereabouts.told_at = self._clock.now()
         self._keeper.beat()
         warn(telling.message(verdict))
-        piece = self._span.piece
-        tags, metrics = split({"component": "pytorch", **telling.facts(verdict)})
         self._exporter.put(telling.record(verdict))
+        start, facts = verdict.at - verdict.waited, telling.facts(verdict)
         self._exporter.put_span(
-            SpanRecord(
-                name=telling.STALL,
-                resource=verdict.kind.value,
-                service=self._settings.service,
-                trace_id=piece.trace_id,
-                span_id=random.SystemRandom().getrandbits(63) | 1,
-                parent_id=piece.span_id,
-                start=verdict.at - verdict.waited,
-                duration=verdict.waited,
-                tags=tags,
-                metrics=metrics,
-                error=verdict.is_error,
-            )
+            self._span.child(telling.STALL, verdict.kind.value, start, verdict.waited, facts, error=verdict.is_error)
         )
         self._exporter.wake()
 

@@ -100,6 +100,26 @@ class RankSpan:
             self._rotated = True
             self._follow(now)
 
+    def child(
+        self, name: str, resource: str, start: int, duration: int, facts: Mapping[str, Fact], error: bool = False
+    ) -> SpanRecord:
+        """A span of ours below the open piece; `start` in ns since the epoch, `duration` in ns."""
+        piece = self.piece
+        tags, metrics = split({"component": "pytorch", **facts})
+        return SpanRecord(
+            name=name,
+            resource=resource,
+            service=self._service,
+            trace_id=piece.trace_id,
+            span_id=_random.getrandbits(63) | 1,
+            parent_id=piece.span_id,
+            start=start,
+            duration=duration,
+            tags=tags,
+            metrics=metrics,
+            error=error,
+        )
+
     def _follow(self, now: int) -> None:
         ended = self.piece
         self.piece = self._new_piece(ended.index + 1, now, SpanLink(ended.trace_id, ended.span_id, "previous piece"))

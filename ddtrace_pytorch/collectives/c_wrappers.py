@@ -1,7 +1,7 @@
 """Ordinary calls of collectives counted in C (``native/counting.c``), where this installation has that part.
 
 It is built with the wheel where there is a C compiler. Without it the generated wrappers do the same in Python, at
-about three times the cost.
+nearly twice the cost.
 """
 
 from __future__ import annotations

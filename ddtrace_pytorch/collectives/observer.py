@@ -56,7 +56,7 @@ class Collectives:
         self._markers = safely("mark collectives")(markers)(settings, torch, self._node_of)
         placeholder = getattr(torch.distributed.distributed_c10d, "_IllegalWork", ())
         self._callbacks = Callbacks(self.instrument, clock, placeholder)
-        self._outlet = Outlet(settings.service, clock, span, exporter)
+        self._outlet = Outlet(clock, span, exporter)
         self.readings = Readings(self.ledger, self._groups, self.instrument.in_flight)
         recorder = FlightRecorder(torch._C._distributed_c10d)
         self.unfinished = Unfinished(recorder)

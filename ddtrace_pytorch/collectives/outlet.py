@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 from ddtrace_pytorch.clock import Clock
@@ -10,18 +9,16 @@ from ddtrace_pytorch.collectives import telling
 from ddtrace_pytorch.exporter import Exporter
 from ddtrace_pytorch.ledger import Cell, Note
 from ddtrace_pytorch.rank_span import RankSpan
-from ddtrace_pytorch.spans import Fact, SpanRecord, split
+from ddtrace_pytorch.spans import Fact
 
 
 class Outlet:
     """Makes spans and records for one session and hands them to its exporter, which never waits."""
 
-    def __init__(self, service: str, clock: Clock, span: RankSpan, exporter: Exporter) -> None:
-        self._service = service
+    def __init__(self, clock: Clock, span: RankSpan, exporter: Exporter) -> None:
         self._clock = clock
         self._span = span
         self._exporter = exporter
-        self._random = random.SystemRandom()
 
     def sample(self, cell: Cell, key: int, started: int, took: int, size: int) -> None:
         """One call that all ranks record; `started` on the monotonic clock, both times in ns, `size` in bytes."""
@@ -46,7 +43,7 @@ class Outlet:
         facts = telling.call_facts(note)
         if slow_calls is not None:
             facts["collective.slow_calls"] = slow_calls
-        self._exporter.put_span(self._record(telling.CALL, note.cell.operation, start, note.took, facts))
+        self._exporter.put_span(self._span.child(telling.CALL, note.cell.operation, start, note.took, facts))
 
     def calls_lost(self, many: int) -> None:
         """So many calls should have had a span of their own, and have none."""
@@ -56,7 +53,7 @@ class Outlet:
 
     def summary(self, resource: str, began: int, ended: int, facts: dict[str, Fact], more: dict[str, Any]) -> None:
         """The totals of one operation between two moments, in ns since the epoch; the run log has `more` of it."""
-        record = self._record(telling.SUMMARY, resource, began, ended - began, facts)
+        record = self._span.child(telling.SUMMARY, resource, began, ended - began, facts)
         self._exporter.put_span(record, logged=False)
         self._exporter.put(
             {
@@ -69,20 +66,4 @@ class Outlet:
                 "metrics": dict(record.metrics),
                 **more,
             }
-        )
-
-    def _record(self, name: str, resource: str, start: int, duration: int, facts: dict[str, Fact]) -> SpanRecord:
-        piece = self._span.piece
-        tags, metrics = split({"component": "pytorch", **facts})
-        return SpanRecord(
-            name=name,
-            resource=resource,
-            service=self._service,
-            trace_id=piece.trace_id,
-            span_id=self._random.getrandbits(63) | 1,
-            parent_id=piece.span_id,
-            start=start,
-            duration=duration,
-            tags=tags,
-            metrics=metrics,
         )

@@ -6,7 +6,6 @@ is really under way the recorder's entries tell, which are read only where a gro
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import NamedTuple
 
 from ddtrace_pytorch.collectives.flight_recorder import Entry, FlightRecorder, Status
@@ -58,10 +57,6 @@ class Unfinished:
             if not entry.retired and str(entry.recorded) in self._lags:
                 return entry, len(entries) - at - 1
         return None
-
-    def groups(self) -> Collection[str]:
-        """The names of the groups whose entries were read."""
-        return tuple(self._entries)
 
     def _forget(self) -> None:
         """Entries of groups that have got on since they were read."""

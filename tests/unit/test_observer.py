@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from ddtrace_pytorch.clock import Clock
 from ddtrace_pytorch.collectives.group_lives import GroupLives
 from ddtrace_pytorch.collectives.observer import Collectives
 from ddtrace_pytorch.ledger import Cell, Group, How, Note
+from ddtrace_pytorch.rank_span import RankSpan
 from ddtrace_pytorch.settings import load
 from ddtrace_pytorch.spans import SpanRecord
 
@@ -51,7 +51,7 @@ def test_of_slow_calls_one_is_told_for_each_operation_and_the_others_are_counted
     mode: str, expected: list[tuple[str, float, float | None]]
 ) -> None:
     exporter: Any = Exporter()
-    span: Any = SimpleNamespace(piece=SimpleNamespace(trace_id=1, span_id=2))
+    span = RankSpan(service="pytorch", rank=0, start=1, facts={})
     settings = load({"DD_PYTORCH_COLLECTIVES": mode})
     collectives = Collectives(torch, settings, Clock(), span, exporter, GroupLives(), wraps=False)
     groups = {name: Group(name, name, "gloo", (0, 1), 0) for name in "01"}
