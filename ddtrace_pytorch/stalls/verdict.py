@@ -143,8 +143,16 @@ def judge(
         spot
         for spot, place in places.items()
         if any(wait.age >= long or wait.error is not None for wait in place.waits.values())
+        and not _was_refused(place, heard)
     ]
     return _verdict(case, stalled)
+
+
+def _was_refused(place: Place, heard: Mapping[int, RankState]) -> bool:
+    """Whether all who came raised what no other rank was the reason of, and the others had said goodbye: nobody waits
+    there, and nobody is missed."""
+    by_itself = all(wait.error is not None and not is_echo(wait.error) for wait in place.waits.values())
+    return by_itself and all(rank in heard and heard[rank].life is Life.ENDED for rank in place.lacks)
 
 
 @dataclass(frozen=True)

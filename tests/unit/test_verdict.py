@@ -327,6 +327,12 @@ def test_what_all_ranks_were_refused_is_no_stall(life: Life) -> None:
     assert judged(*(aborted(rank, "ValueError: no such operation", life) for rank in range(4))) is None
 
 
+def test_what_a_rank_was_refused_after_the_others_had_ended_is_no_stall() -> None:
+    ended = [behind(rank, life=Life.ENDED) for rank in range(3)]
+    assert judged(*ended, aborted(3, "TypeError: no such operation", Life.ALIVE)) is None
+    assert verdict_of(*ended, aborted(3, ECHO, Life.ALIVE)).ranks == (3,)  # one call too many
+
+
 def test_after_a_watchdog_ended_those_who_waited() -> None:
     dead = [replace(waits(rank), life=Life.DEAD) for rank in range(3)]
     verdict = verdict_of(*dead, loading())
