@@ -18,7 +18,7 @@ from typing import Any
 from ddtrace_pytorch import agent
 from ddtrace_pytorch.border import log, safely, warn_once
 from ddtrace_pytorch.clock import Clock
-from ddtrace_pytorch.runlog.writer import MIB, LogUnusable, RunLogFile, RunLogQueue, RunLogWriter, log_directory
+from ddtrace_pytorch.runlog.writer import MIB, LogUnusable, Record, RunLogFile, RunLogQueue, RunLogWriter, log_directory
 from ddtrace_pytorch.settings import Settings
 from ddtrace_pytorch.spans import SpanRecord
 from ddtrace_pytorch.threads import leave_signals_to_others
@@ -62,13 +62,24 @@ class Exporter:
         self._drains: deque[threading.Event] = deque()
         self._closing = False
         self._ended = False
-        self._thread = threading.Thread(target=self._run, name="ddtrace_pytorch.writer", daemon=True)
+        self._thread = self._new_thread()
+
+    def _new_thread(self) -> threading.Thread:
+        return threading.Thread(target=self._run, name="ddtrace_pytorch.writer", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def put(self, record: dict[str, Any]) -> None:
-        """Queue one run-log record; never blocks, never raises."""
+    def restart(self) -> None:
+        """After :meth:`close`: take more of the same session. Where the thread has not ended yet, this does nothing."""
+        if not self._thread.is_alive():
+            self._closing = self._ended = False
+            self._spans_lost = 0
+            self._thread = self._new_thread()
+            self._thread.start()
+
+    def put(self, record: Record) -> None:
+        """Queue one run-log record, or the line that it is there; never blocks, never raises."""
         self._records.put(record)
 
     def put_span(self, span: SpanRecord, logged: bool = True) -> None:

@@ -118,6 +118,7 @@ class Instrumentation:
             self._watch_groups(distributed.distributed_c10d)
         frameworks.watch(self.lifecycle.framework_seen, self._undo)
         self._undo.append(self.lifecycle.steps.watch())
+        self.lifecycle.record()
         atexit.register(self.lifecycle.at_exit)
         self._torch._datadog_patch = True
         self._undo.append(functools.partial(delattr, self._torch, "_datadog_patch"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import multiprocessing.util
+import os
 import signal
 import sys
 import threading
@@ -13,10 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from ddtrace_pytorch.border import safely
 from ddtrace_pytorch.collectives.group_lives import GroupLives
+from ddtrace_pytorch.records import before, switch, user_span
+from ddtrace_pytorch.records.before import Before
+from ddtrace_pytorch.records.recorder import Recorder
+from ddtrace_pytorch.settings import load as load_settings
 from ddtrace_pytorch.spans import End
 from ddtrace_pytorch.termination import Handler
 from ddtrace_pytorch.threads import on_main_thread
 from ddtrace_pytorch.training import frameworks
+from ddtrace_pytorch.training.progress import Progress
 from ddtrace_pytorch.training.steps import Steps
 
 if TYPE_CHECKING:
@@ -28,16 +34,22 @@ class Lifecycle:
     """The session of this process, if there is one; every method may be called from user code and never raises."""
 
     def __init__(self) -> None:
+        self._settings = settings = load_settings()
         self.current: Session | None = None
         self.instrument = "in_place"
         self.lives = GroupLives()
-        self.steps = Steps(self._first_stepped, self._stepped)
+        self.progress = Progress()
+        self.steps = Steps(self.progress, self._first_stepped, self._stepped)
+        self._before = Before(settings.source)
+        self._recorder = self._new_recorder()
+        self._ended: Session | None = None
         self._groups = 0
         self._generated_id: str | None = None
         self._lock = threading.Lock()
         self._opening = threading.Lock()
         self._last_error = getattr(sys, "last_value", None)
         self._hears_multiprocessing = False
+        self._attending = threading.Lock()
         self._forking = threading.local()
         self._handler = Handler()
         on_main_thread(self._handler.install)
@@ -80,6 +92,7 @@ class Lifecycle:
         if session is not None:
             session.close(end)
             self._generated_id = session.generated_id
+            self._ended = session
 
     @safely("follow the first optimizer step")
     def _first_stepped(self) -> None:
@@ -91,6 +104,8 @@ class Lifecycle:
     def _stepped(self) -> None:
         if self.current is not None:
             self.current.keep_signals()
+        if switch.recorder is not None:
+            switch.recorder.on_gpu.look(switch.recorder)
 
     @safely("tag the framework")
     def framework_seen(self, word: str) -> None:
@@ -100,11 +115,14 @@ class Lifecycle:
 
     def at_exit(self) -> None:
         """The interpreter (or a multiprocessing child) ends: by itself, by SystemExit or by an exception."""
+        self._tell_what_waits()
         self.close(_how_it_ends(self._last_error))
 
     def end(self) -> None:
         """Close the session and give everything back."""
+        self._tell_what_waits()
         self.close(End("unpatched"))
+        switch.recorder = None
         on_main_thread(self._handler.remove)
 
     def before_fork(self) -> None:
@@ -121,11 +139,15 @@ class Lifecycle:
     def after_fork_in_child(self) -> None:
         """The child has no session, whatever its parent has; it may open one of its own."""
         session, self.current = self.current, None
+        heard = session is None and self._ended is None
+        self._ended = None
         self._lock = threading.Lock()
         self._opening = threading.Lock()
+        self._attending = threading.Lock()
         self._groups = 0
         self._hears_multiprocessing = False
         self.steps.begin_anew()
+        safely("record nothing of the parent's")(self._record_anew)(heard)
         if session is not None:
             safely("leave the parent's session")(session.abandon)()
         safely("hear signals")(self._handler.renew)()
@@ -137,11 +159,66 @@ class Lifecycle:
         # Ranks may be threads of one process: each session takes the place of the one before, and none is forgotten.
         with self._opening:
             self.close(End("replaced"))
-            session = self.current = opening.open_session(member, self.instrument, self._handler, self.lives)
+            recorder = self._recorder
+            session = self.current = opening.open_session(member, self.instrument, self._handler, self.lives, recorder)
+        # A process whose records weren't heard, because it was forked from one with a session, has one of its own now.
+        switch.recorder = recorder if session is not None else None
         if session is not None:
+            self._ended = None
             self.steps.begin_anew()
             self._hear_multiprocessing()
         return session
+
+    def record(self) -> None:
+        """The user's records are taken from now on, with a session or without."""
+        switch.find_compiler()
+        switch.recorder = self._recorder
+
+    def _new_recorder(self) -> Recorder | None:
+        settings = self._settings
+        if not (settings.records and settings.trace_enabled and settings.export != "none"):
+            return None
+        return Recorder(self.progress, getattr(settings, "step_sample", 100), self.steps.set, self._recorded)
+
+    def _record_anew(self, heard: bool) -> None:
+        """In a forked child: what the parent recorded is the parent's. Unless they are `heard`, the child's records are
+        nobody's, until it opens a session of its own."""
+        user_span.leave_all()
+        self._before = Before(self._settings.source)
+        self._recorder = self._new_recorder()
+        switch.recorder = self._recorder if heard else None
+
+    @safely("open a session for what is recorded")
+    def _recorded(self) -> None:
+        """The user has recorded something, and there is no session."""
+        if self.current is not None or self._ended is not None or not self._attending.acquire(blocking=False):
+            return
+        try:
+            if before.works_for_a_loader():
+                switch.recorder = None
+                return
+            self._hear_multiprocessing()
+            if self._before.is_over(os.environ):
+                self._open_alone()
+        finally:
+            self._attending.release()
+
+    @safely("tell what was recorded without a session")
+    def _tell_what_waits(self) -> None:
+        recorder = self._recorder
+        if self.current is not None or recorder is None or switch.recorder is None or before.works_for_a_loader():
+            return
+        recorder.on_gpu.look(recorder)
+        if recorder.waiting and self._ended is not None:
+            self._ended.tell_late()
+        elif recorder.waiting:
+            self._open_alone()
+
+    def _open_alone(self) -> None:
+        from ddtrace_pytorch import opening
+
+        several = before.launched_beside_others(os.environ)
+        self._open(opening.member_by_environment(self._groups, self._generated_id) if several else None)
 
     def _hear_multiprocessing(self) -> None:
         # A child that multiprocessing forked ends in os._exit: atexit never runs there, its finalizers do.

@@ -34,6 +34,8 @@ from ddtrace_pytorch.identity.topology import find_nodes, this_node
 from ddtrace_pytorch.lookout import Lookout
 from ddtrace_pytorch.pulse import Pulse, task
 from ddtrace_pytorch.rank_span import RankSpan
+from ddtrace_pytorch.records.observer import Records
+from ddtrace_pytorch.records.recorder import Recorder
 from ddtrace_pytorch.settings import Settings
 from ddtrace_pytorch.spans import End, Fact
 from ddtrace_pytorch.stalls import places
@@ -57,7 +59,13 @@ class Session:
     """Everything of ours between the opening of a process group and its end."""
 
     def __init__(
-        self, member: Member, settings: Settings, instrument: str, handler: Handler, lives: GroupLives
+        self,
+        member: Member,
+        settings: Settings,
+        instrument: str,
+        handler: Handler,
+        lives: GroupLives,
+        recorder: Recorder | None = None,
     ) -> None:
         """Build without side effects; :meth:`open` starts the threads. Costs the training thread about 1 ms."""
         environ = dict(os.environ)
@@ -79,7 +87,8 @@ class Session:
             service=settings.service,
             rank=member.rank,
             start=self._clock.now(),
-            facts=describe.opening_facts(member, self._job, self._host, instrument, environ, sys.modules.get("torch")),
+            facts=describe.opening_facts(member, self._job, self._host, instrument, environ, sys.modules.get("torch"))
+            | describe.purpose_facts(settings.source, settings.log_metadata),
             parent=parent,
             link=link,
         )
@@ -96,6 +105,9 @@ class Session:
                 lives,
                 wraps=instrument == "wrapt",
             )
+        self._records: Records | None = None
+        if recorder is not None and settings.records:
+            self._records = Records(recorder, self._clock, self.span, self._exporter)
         seconds = settings.stall_seconds
         self._lookout = Lookout(
             settings,
@@ -151,6 +163,8 @@ class Session:
             raise
         self._parent.register()
         self._watch_collectives()
+        if self._records is not None:
+            self._records.open()
 
     def close(self, end: End) -> None:
         """End the span, send and write everything, stop all threads. Only once.
@@ -179,6 +193,8 @@ class Session:
         if self._terminated and end.error is None:
             end = End("signal:SIGTERM")
         self._close_collectives(before_export)
+        if self._records is not None:
+            self._records.close(before_export)
         self._finish(end)
         self._parent.unregister()
         self._lookout.close(deadline)
@@ -189,6 +205,14 @@ class Session:
         span = self.span.finish(self._clock.now(), end)
         self._lookout.end(span)
         self._exporter.put_span(span)
+
+    @safely("tell what was recorded after the end")
+    def tell_late(self) -> None:
+        """What was recorded after this session was closed, and no other was opened, goes to its log all the same."""
+        if self._records is not None:
+            self._exporter.restart()
+            self._records.close(Deadline(EXPORT_SECONDS))
+            self._exporter.close(CLOSE_SECONDS)
 
     def abandon(self) -> None:
         """In a forked child: the parent's session adopts no spans here."""
@@ -333,6 +357,8 @@ class Session:
             sys.modules.get("torch"),
             self._settings.log_ranks.text,
             self._settings.collectives,
+            self._settings.source,
+            dict(self._settings.log_metadata),
         )
 
     @safely("watch collectives")
@@ -357,12 +383,16 @@ class Session:
             self._collectives.beat()
             beat["calls"] = self._collectives.calls()
             self.span.learn({"pytorch.collective_calls": beat["calls"]})
+        if self._records is not None:
+            self._records.beat()
         self._exporter.put(beat | self._lookout.beat())
         self._exporter.wake()
 
     def _summarise(self) -> None:
         if self._collectives is not None:
             self._collectives.summarise()
+        if self._records is not None:
+            self._records.summarise()
 
     def rotate(self) -> None:
         ended = self.span.rotate(self._clock.now())
@@ -381,6 +411,8 @@ class Session:
         else:
             if self._collectives is not None:
                 self._collectives.farewell()  # the user's handler may end the process
+            if self._records is not None:
+                self._records.farewell(dying=False)
             self.snapshot()
             self._exporter.drain(FAREWELL_SECONDS)
         self._handler.answered()
@@ -392,6 +424,8 @@ class Session:
                 return
             if self._collectives is not None:
                 self._collectives.farewell()
+            if self._records is not None:
+                self._records.farewell(dying=True)
             self._finish(End("signal:SIGTERM"))
         if self._exporter.drain(FAREWELL_SECONDS):
             self._lookout.forget()

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ddtrace_pytorch.training.progress import Progress, Step
+
 Undo = Callable[[], None]
 
 
 class Steps:
     """Calls `first` after the first optimizer step and `every` after each, on the thread that trains."""
 
-    def __init__(self, first: Callable[[], object], every: Callable[[], object]) -> None:
+    def __init__(self, progress: Progress, first: Callable[[], object], every: Callable[[], object]) -> None:
+        self._progress = progress
         self._first = first
         self._every = every
         self._fresh = True
@@ -19,6 +22,10 @@ class Steps:
     def begin_anew(self) -> None:
         """The next step is a first one again."""
         self._fresh = True
+
+    def set(self, number: int, relative: int | None = None) -> None:
+        """The user says which step begins here."""
+        self._progress.step = Step(number, relative)
 
     def watch(self) -> Undo:
         """Register with torch; gives what undoes it."""

@@ -1,0 +1,50 @@
+"""An event or a scalar, recorded where it happens."""
+
+from __future__ import annotations
+
+from time import monotonic_ns
+from types import FrameType
+from typing import Any
+
+from ddtrace_pytorch.records.here import arrive, local, running_loop, task_number
+from ddtrace_pytorch.records.recorder import Recorder
+from ddtrace_pytorch.records.tags import tags_of
+from ddtrace_pytorch.records.user_span import surrounding
+
+
+def row(
+    recorder: Recorder,
+    kind: str,
+    name: str,
+    values: dict[str, Any],
+    frame: FrameType,
+    of_step: tuple[int | None, int | None] | None = None,
+) -> tuple[Any, ...] | None:
+    """What :meth:`Recorder.add` takes of something that happens now, in `frame`; None on a thread of ours."""
+    try:
+        thread = local.here
+    except AttributeError:
+        thread = arrive()
+    if thread.deaf:
+        return None
+    step = recorder.progress.step
+    return (
+        kind,
+        next(recorder.numbers),
+        monotonic_ns(),
+        name,
+        values,
+        step,
+        tags_of(step),
+        frame.f_code,
+        frame.f_lasti,
+        thread.name,
+        task_number() if running_loop() is not None else None,
+        surrounding(thread),
+        of_step,
+        0,
+        0,
+        None,
+        True,
+        None,
+    )

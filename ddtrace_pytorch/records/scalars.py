@@ -1,0 +1,107 @@
+"""The numbers that a user gives: which of them are at hand, which are still to come from a GPU, which are none."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+from ddtrace_pytorch.border import warn_once
+from ddtrace_pytorch.records.attributes import as_number, one, text
+
+# Of one call.
+MOST = 1_000
+# So many names of scalars that are no numbers are warned of.
+WARNINGS = 20
+
+_NOTHING = nullcontext()
+
+_warned: set[str] = set()
+
+
+class Split(NamedTuple):
+    """`numbers` at hand; `on_gpu`: tensors of one element there; `others`: what isn't a number, as its type."""
+
+    numbers: dict[str, int | float]
+    on_gpu: list[tuple[str, Any]]
+    others: dict[str, Any]
+
+
+def split(values: Mapping[str, object]) -> Split:
+    """Sort `values`.
+
+    Raises:
+        TypeError: the name of one is no text.
+    """
+    numbers: dict[str, int | float] = {}
+    on_gpu: list[tuple[str, Any]] = []
+    others: dict[str, Any] = {}
+    for name, value in values.items():
+        if type(name) is not str:
+            name = text(name, "the name of a scalar")
+        kind = type(value)
+        if kind is float:
+            numbers[name] = value  # type: ignore[assignment]
+            continue
+        number = as_number(value)
+        if number is None:
+            number = _in_array(value)
+        if number is not None:
+            numbers[name] = int(number) if number is True or number is False else number
+        elif _is_on_gpu(value):
+            on_gpu.append((name, value))
+        else:
+            others[name] = one(value)
+    if len(values) > MOST:
+        numbers, on_gpu, others = _fewer(numbers, on_gpu, others)
+    if others:
+        _warn(others)
+    return Split(numbers, on_gpu, others)
+
+
+def without_dispatch(torch: Any) -> Any:
+    """While it lasts, no mode of the user's sees what is done with a tensor."""
+    return torch._C._DisableTorchDispatch() if torch._C._len_torch_dispatch_stack() else _NOTHING
+
+
+def _in_array(value: Any) -> int | float | None:
+    """The one element of a tensor in this host's memory, or of an array of NumPy's."""
+    try:
+        torch = sys.modules.get("torch")
+        if torch is not None and type(value) in (torch.Tensor, torch.nn.Parameter):
+            if not value.is_cpu or value.numel() != 1:
+                return None
+            with without_dispatch(torch):
+                return as_number(value.item())
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and type(value) is numpy.ndarray and value.size == 1:
+            return as_number(value.item())
+    except Exception:
+        pass  # a tensor that has no value, as while it is traced
+    return None
+
+
+def _is_on_gpu(value: Any) -> bool:
+    try:
+        torch = sys.modules.get("torch")
+        is_tensor = torch is not None and type(value) in (torch.Tensor, torch.nn.Parameter)
+        return is_tensor and value.is_cuda and value.numel() == 1 and not value.is_complex()
+    except Exception:
+        return False
+
+
+def _fewer(
+    numbers: dict[str, int | float], on_gpu: list[tuple[str, Any]], others: dict[str, Any]
+) -> tuple[dict[str, int | float], list[tuple[str, Any]], dict[str, Any]]:
+    left = MOST - len(others)
+    over = len(numbers) + len(on_gpu) + len(others) - MOST
+    kept = dict([*numbers.items()][: max(left - len(on_gpu), 0)])
+    return kept, on_gpu[:left], {**dict([*others.items()][:MOST]), "…": f"+{over} scalars"}
+
+
+def _warn(others: Mapping[str, Any]) -> None:
+    for name, what in others.items():
+        if name not in _warned and len(_warned) < WARNINGS:
+            _warned.add(name)
+            warn_once(f"the scalar {name[:80]!r} is no number; what is recorded of it is {str(what)[:80]!r}")
