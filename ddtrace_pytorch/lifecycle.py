@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ddtrace_pytorch.border import safely
+from ddtrace_pytorch.collectives.compiler import leave_package_uncompiled
 from ddtrace_pytorch.collectives.group_lives import GroupLives
 from ddtrace_pytorch.records import before, switch, user_span
 from ddtrace_pytorch.records.before import Before
@@ -172,6 +173,7 @@ class Lifecycle:
     def record(self) -> None:
         """The user's records are taken from now on, with a session or without."""
         switch.find_compiler()
+        safely("keep out of the compiler's sight")(leave_package_uncompiled)()
         switch.recorder = self._recorder
 
     def _new_recorder(self) -> Recorder | None:

@@ -10,6 +10,7 @@ from types import CodeType, FrameType
 from typing import Any, TypeVar, cast
 
 from ddtrace_pytorch.border import leave_no_trace
+from ddtrace_pytorch.collectives.compiler import leave_uncompiled, see_through
 from ddtrace_pytorch.records import switch
 from ddtrace_pytorch.records.user_span import Open, Span, begin, current, end
 
@@ -29,8 +30,9 @@ def decorated(span: Span, function: F) -> F:
         if is_kind(function) or is_kind(_method(function)):
             make = maker
     ours = make(span, function)
-    # Dynamo is to read `function` itself; the mark is torch's own.
-    ours._torchdynamo_inline = getattr(function, "_torchdynamo_inline", function)
+    # Called from what is compiled, only `function` is there; compiled itself, it is `function` that is compiled.
+    see_through(ours, function)
+    leave_uncompiled(ours.__code__)
     return cast("F", ours)
 
 
