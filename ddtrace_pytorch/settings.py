@@ -330,7 +330,7 @@ TABLE: tuple[Setting, ...] = (
         "source",
         _text,
         "trainer",
-        "What this process is for: `trainer`, `rollout`, `reward`, …",
+        "The role of this process, such as `trainer`, `rollout` or `reward`.",
     ),
     Setting(
         "DD_PYTORCH_STATE_DIR",

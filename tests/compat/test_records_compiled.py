@@ -1,4 +1,4 @@
-"""In what torch.compile compiles, the user's records are nothing: the same graphs, breaks and results as without them."""
+"""In what torch.compile compiles, the user's records are nothing: the graphs and results are those without them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.job import PYTHON, Jobs, alone
+from harness.job import PYTHON, alone, jobs_in
 from harness.log import of_type
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(300)]
@@ -111,8 +111,6 @@ SCRIPT = """
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    from harness.job import jobs_in
-
     directory = tmp_path_factory.mktemp("records")
     with jobs_in(directory) as jobs:
         env = alone(
@@ -145,7 +143,7 @@ def test_spans_around_a_compiled_forward_and_backward_are_recorded_and_change_no
     assert said["gradient"] == said["gradient by itself"]
     log: Path = said["log"]
     names = [record["name"] for record in of_type(log, "user_span")]
-    # A decorated function: the four runs of it compiled by itself, and two where the caller's graph breaks at it, so that
-    # it is called as it is. Of `Model.forward` the three that were not compiled.
+    # A decorated function: the four runs of it compiled by itself, and two where the caller's graph breaks at it, so
+    # that it is called as it is. Of `Model.forward` the three that were not compiled.
     assert names == ["decorated"] * 6 + ["forward", "backward", "step"] * 3 + ["in graph"] * 3
     assert of_type(log, "event") == of_type(log, "scalar") == []
