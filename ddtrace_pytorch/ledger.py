@@ -275,6 +275,8 @@ class Ledger:
         self.notes: deque[Note] = deque()
         self.notes_lost = 0
         self._calls_of_gone = 0
+        self._time_of_gone = 0
+        self._timed: dict[Cell, None] = {}
         self._slow = slow
         self._each = each
         self._ask = groups
@@ -297,6 +299,8 @@ class Ledger:
         found = here.cells.get((operation, how))
         if found is None:
             found = here.cells.setdefault((operation, how), Cell(self, operation, here, how, numbered))
+            if how is not How.NATIVE:
+                self._timed[found] = None
         line = self.line(operation, how)
         if process_group is None:
             line.default = found
@@ -368,6 +372,13 @@ class Ledger:
         """Drop a group that is gone, once its totals are told."""
         self.groups.remove(here)
         self._calls_of_gone += here.calls
+        for cell in tuple(here.cells.values()):
+            if self._timed.pop(cell, cell) is None:
+                self._time_of_gone += cell.time + cell.waited
+
+    def blocked(self) -> int:
+        """The ns that callers have spent in collectives, and in waiting for them, on all threads together."""
+        return self._time_of_gone + sum([cell.time + cell.waited for cell in list(self._timed)])
 
     def calls(self) -> int:
         """How many collectives there were, over all groups."""

@@ -17,6 +17,7 @@ from ddtrace_pytorch.spans import End
 from ddtrace_pytorch.termination import Handler
 from ddtrace_pytorch.threads import on_main_thread
 from ddtrace_pytorch.training import frameworks
+from ddtrace_pytorch.training.progress import Progress
 from ddtrace_pytorch.training.steps import Steps
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ class Lifecycle:
         self.current: Session | None = None
         self.instrument = "in_place"
         self.lives = GroupLives()
-        self.steps = Steps(self._first_stepped, self._stepped)
+        self.progress = Progress()
+        self.steps = Steps(self.progress, self._first_stepped, self._stepped)
         self._groups = 0
         self._generated_id: str | None = None
         self._lock = threading.Lock()
@@ -137,9 +139,11 @@ class Lifecycle:
         # Ranks may be threads of one process: each session takes the place of the one before, and none is forgotten.
         with self._opening:
             self.close(End("replaced"))
-            session = self.current = opening.open_session(member, self.instrument, self._handler, self.lives)
+            self.steps.begin_anew(1 if member is not None else None)
+            session = self.current = opening.open_session(
+                member, self.instrument, self._handler, self.lives, self.steps
+            )
         if session is not None:
-            self.steps.begin_anew()
             self._hear_multiprocessing()
         return session
 

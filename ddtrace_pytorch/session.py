@@ -40,6 +40,8 @@ from ddtrace_pytorch.stalls import places
 from ddtrace_pytorch.stalls.last_words import Identity
 from ddtrace_pytorch.termination import Handler
 from ddtrace_pytorch.threads import leave_signals_to_others, on_main_thread
+from ddtrace_pytorch.training.observer import Training
+from ddtrace_pytorch.training.steps import Steps
 from ddtrace_pytorch.whereabouts import Whereabouts
 
 BEAT_SECONDS = 1.0
@@ -57,7 +59,13 @@ class Session:
     """Everything of ours between the opening of a process group and its end."""
 
     def __init__(
-        self, member: Member, settings: Settings, instrument: str, handler: Handler, lives: GroupLives
+        self,
+        member: Member,
+        settings: Settings,
+        instrument: str,
+        handler: Handler,
+        lives: GroupLives,
+        steps: Steps,
     ) -> None:
         """Build without side effects; :meth:`open` starts the threads. Costs the training thread about 1 ms."""
         environ = dict(os.environ)
@@ -96,6 +104,8 @@ class Session:
                 lives,
                 wraps=instrument == "wrapt",
             )
+        blocked = self._collectives.ledger.blocked if self._collectives is not None else lambda: 0
+        self._training = Training(settings, self._clock, self.span, self._exporter, steps, blocked)
         seconds = settings.stall_seconds
         self._lookout = Lookout(
             settings,
@@ -103,7 +113,7 @@ class Session:
             self.span,
             self._exporter,
             self._collectives,
-            Whereabouts(member.rank, self._host, self._clock, self._collectives, seconds),
+            Whereabouts(member.rank, self._host, self._clock, self._collectives, seconds, steps.progress),
             lambda: self._device.uuid if self._device is not None else None,
             member.world_size,
         )
@@ -151,6 +161,7 @@ class Session:
             raise
         self._parent.register()
         self._watch_collectives()
+        self._training.open()
 
     def close(self, end: End) -> None:
         """End the span, send and write everything, stop all threads. Only once.
@@ -179,6 +190,7 @@ class Session:
         if self._terminated and end.error is None:
             end = End("signal:SIGTERM")
         self._close_collectives(before_export)
+        self._close_training(end)
         self._finish(end)
         self._parent.unregister()
         self._lookout.close(deadline)
@@ -194,6 +206,7 @@ class Session:
         """In a forked child: the parent's session adopts no spans here."""
         self._parent.unregister()
         self._lookout.abandon()
+        self._training.abandon()
         if self._collectives is not None:
             self._collectives.abandon()
 
@@ -349,10 +362,18 @@ class Session:
             self._collectives.close(deadline)
             self.span.learn({"pytorch.collective_calls": self._collectives.calls()})
 
+    @safely("tell the last of the training")
+    def _close_training(self, end: End) -> None:
+        self._training.close(interrupted=end.is_error)
+        self.span.learn({"pytorch.steps": self._training.count})
+
     def _beat(self) -> None:
         self._beats += 1
         self._handler.look()
-        beat: dict[str, Any] = {"type": "beat", "ts": self._clock.now(), "seq": self._beats}
+        self._training.beat()
+        steps = self._training.count
+        beat: dict[str, Any] = {"type": "beat", "ts": self._clock.now(), "seq": self._beats, "steps": steps}
+        self.span.learn({"pytorch.steps": steps})
         if self._collectives is not None:
             self._collectives.beat()
             beat["calls"] = self._collectives.calls()
@@ -363,10 +384,12 @@ class Session:
     def _summarise(self) -> None:
         if self._collectives is not None:
             self._collectives.summarise()
+        self._training.summarise()
 
     def rotate(self) -> None:
         ended = self.span.rotate(self._clock.now())
         self._lookout.rotated()
+        self._training.rotated()
         self._exporter.put_span(ended)
 
     def snapshot(self) -> None:
@@ -379,19 +402,23 @@ class Session:
         if self._handler.nobody_else_wants_it():
             self._farewell()
         else:
-            if self._collectives is not None:
-                self._collectives.farewell()  # the user's handler may end the process
+            self._tell_before_the_end()  # the user's handler may end the process
             self.snapshot()
             self._exporter.drain(FAREWELL_SECONDS)
         self._handler.answered()
+
+    def _tell_before_the_end(self) -> None:
+        if self._collectives is not None:
+            self._collectives.farewell()
+        self._training.farewell()
+        self.span.learn({"pytorch.steps": self._training.count})
 
     def _farewell(self) -> None:
         with self._closing:
             if self._closed:
                 self._handler.hold(signal.SIGTERM)
                 return
-            if self._collectives is not None:
-                self._collectives.farewell()
+            self._tell_before_the_end()
             self._finish(End("signal:SIGTERM"))
         if self._exporter.drain(FAREWELL_SECONDS):
             self._lookout.forget()

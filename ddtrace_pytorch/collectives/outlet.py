@@ -55,15 +55,4 @@ class Outlet:
         """The totals of one operation between two moments, in ns since the epoch; the run log has `more` of it."""
         record = self._span.child(telling.SUMMARY, resource, began, ended - began, facts)
         self._exporter.put_span(record, logged=False)
-        self._exporter.put(
-            {
-                "type": "summary",
-                "ts": ended,
-                "name": telling.SUMMARY,
-                "resource": resource,
-                "start": began,
-                "tags": dict(record.tags),
-                "metrics": dict(record.metrics),
-                **more,
-            }
-        )
+        self._exporter.put(record.as_summary(**more))
