@@ -402,15 +402,15 @@ class Session:
         if self._handler.nobody_else_wants_it():
             self._farewell()
         else:
-            self._tell_before_the_end()  # the user's handler may end the process
+            self._tell_before_the_end(interrupted=False)  # the user's handler may end the process
             self.snapshot()
             self._exporter.drain(FAREWELL_SECONDS)
         self._handler.answered()
 
-    def _tell_before_the_end(self) -> None:
+    def _tell_before_the_end(self, interrupted: bool) -> None:
         if self._collectives is not None:
             self._collectives.farewell()
-        self._training.farewell()
+        self._training.farewell(interrupted)
         self.span.learn({"pytorch.steps": self._training.count})
 
     def _farewell(self) -> None:
@@ -418,7 +418,7 @@ class Session:
             if self._closed:
                 self._handler.hold(signal.SIGTERM)
                 return
-            self._tell_before_the_end()
+            self._tell_before_the_end(interrupted=True)
             self._finish(End("signal:SIGTERM"))
         if self._exporter.drain(FAREWELL_SECONDS):
             self._lookout.forget()

@@ -124,24 +124,21 @@ class Training:
             self._put_summary(framework, began, self._told_at, facts)
 
     @safely("tell of the last steps before the end")
-    def farewell(self) -> None:
-        """The process may be about to die: tell what there is."""
-        step, *_ = self._steps.leave()
-        self.beat(last=True)
-        step.sampled = False
-        self.summarise()
-
-    def close(self, interrupted: bool) -> None:
-        """Tell what is left; where the end has `interrupted` a step, of that one too."""
-        self._detach()
+    def farewell(self, interrupted: bool) -> None:
+        """The process may be about to die: tell what there is; where that has `interrupted` a step, of that one too."""
         step, start, now = self._steps.leave()
         unfinished = interrupted and step.number is not None
-        self.beat(last=not unfinished)
+        self.beat(last=True)
         if unfinished:
             self._tell(step, start.at, telling.spent(start, now), self._memory, True, unfinished=True)
         else:
             step.sampled = False
         self.summarise()
+
+    def close(self, interrupted: bool) -> None:
+        """Tell what is left."""
+        self.farewell(interrupted)
+        self._detach()
         if self._signals is not None:
             self._signals.close()
 
