@@ -217,6 +217,11 @@ class Cell:
             self.ledger.remember(Note(self, started, took, size, key, code, instruction))
 
 
+def times_of(cells: dict[Cell, None]) -> int:
+    """The ns in the calls that `cells` have counted, and in waiting for them."""
+    return sum([cell.time + cell.waited for cell in list(cells)])
+
+
 def users_frame(frame: FrameType | None) -> FrameType | None:
     """The first frame outside of torch's and our own code, going outwards."""
     while frame is not None and _is_inside(str(frame.f_globals.get("__name__"))):
@@ -264,9 +269,15 @@ class Ledger:
     so that its id is never taken for that of its successor.
     """
 
-    def __init__(self, groups: Groups, slow: int = NEVER, each: Callable[[Group], bool] = lambda here: False) -> None:
+    def __init__(
+        self,
+        groups: Groups,
+        slow: int = NEVER,
+        each: Callable[[Group], bool] = lambda here: False,
+        times: Callable[[dict[Cell, None]], int] | None = None,
+    ) -> None:
         """`slow` in ns: a call that takes longer, and eight times its operation's p99, is noted by itself; on groups
-        that `each` is true of, every call is."""
+        that `each` is true of, every call is. `times`: faster than :func:`times_of`."""
         self.groups: list[Group] = []
         self.numbers = itertools.count()
         # Told of each call that raises, on its thread, before its caller hears of it; must not raise.
@@ -277,6 +288,7 @@ class Ledger:
         self._calls_of_gone = 0
         self._time_of_gone = 0
         self._timed: dict[Cell, None] = {}
+        self._times = times or times_of
         self._slow = slow
         self._each = each
         self._ask = groups
@@ -378,7 +390,7 @@ class Ledger:
 
     def blocked(self) -> int:
         """The ns that callers have spent in collectives, and in waiting for them, on all threads together."""
-        return self._time_of_gone + sum([cell.time + cell.waited for cell in list(self._timed)])
+        return self._time_of_gone + self._times(self._timed)
 
     def calls(self) -> int:
         """How many collectives there were, over all groups."""

@@ -27,7 +27,11 @@ and by type
               ``identity``, and that it is open in ``beat``.
 ``event``     a moment: ``name``, ``step``, ``tags``
 ``scalar``    numbers of a step: ``step``, ``metrics``
-``step``      one training step: ``step``, ``start``, ``duration`` (ns), ``metrics``
+``step``      one training step: ``step`` (its number), ``relative_step`` (since the training was begun or resumed),
+              ``start``, ``duration`` (ns), ``metrics`` (what isn't there is 0): of the duration ``data_ns`` went into
+              waiting for batches, ``collective_ns`` into collectives, ``optimizer_ns`` into optimizers without these,
+              and ``gc_ns`` into collecting garbage, in any of the others; ``device.memory.allocated`` and ``.peak``
+              (bytes); ``tags`` that it was given; ``unfinished`` (true: the rank ended in the middle of it)
 ``call``      one sampled collective: ``op``, ``group`` (torch's name), ``key`` (its number there; both are the same
               on every rank of the group), ``start``, ``duration`` (ns), ``bytes``, ``source`` (what the duration is:
               ``completion`` of the collective, or ``issue`` of the call alone)
@@ -37,10 +41,11 @@ and by type
               without times), with ``buckets`` {``"b"``: calls that took less than 2**b ns, and at least half of
               that}; and without these two one of the operation ``unseen``, the difference between what torch launched
               and what was seen on a group. ``collective.group_launched`` and ``collective.group_seen`` alone are not
-              since the last one but since the session began, and so is what is ``unseen``.
-``beat``      the rank was alive: ``seq`` (1, 2, …) and, if they are counted, ``calls`` (collectives so far) and
-              ``groups`` {name: [``entered``, ``completed``, what it is in or null, since when]}, which are as in
-              ``state``
+              since the last one but since the session began, and so is what is ``unseen``. Of the steps
+              (``pytorch.steps``) there is one.
+``beat``      the rank was alive: ``seq`` (1, 2, …), ``steps`` so far and, if they are counted, ``calls`` (collectives
+              so far) and ``groups`` {name: [``entered``, ``completed``, what it is in or null, since when]}, which are
+              as in ``state``
 ``state``     all that a rank says of itself (:class:`ddtrace_pytorch.stalls.roll.RankState`), in ``state``: where a
               collective raised or takes too long, at an end by an exception, and of a rank that was killed the last
               that it left; ``why``: ``raised``, ``stall``, ``exception`` or ``killed``

@@ -21,7 +21,7 @@ from ddtrace_pytorch.settings import Settings
 from ddtrace_pytorch.spans import Fact
 from ddtrace_pytorch.training import telling
 from ddtrace_pytorch.training.progress import Step
-from ddtrace_pytorch.training.steps import Nobody, Reading, Steps
+from ddtrace_pytorch.training.steps import Nobody, Raw, Reading, Steps
 from ddtrace_pytorch.training.telling import Memory, Spent
 
 # Steps held between two beats; beyond that they are counted.
@@ -58,7 +58,7 @@ class Training:
         self._steps = steps
         self._collectives = collectives
         self._signals = StepSignals() if settings.step_profiling else None
-        self._ended: deque[tuple[Step, Reading, Reading, Memory | None]] = deque()
+        self._ended: deque[tuple[Step, Raw, Raw, Memory | None]] = deque()
         self._lost = 0
         self._lately: deque[int] = deque(maxlen=COMPARED)
         self._took = Times()
@@ -73,10 +73,10 @@ class Training:
         if self._signals is not None:
             self._signals.look()
 
-    def ended(self, step: Step, start: Reading, end: Reading) -> None:
+    def ended(self, step: Step, start: Raw, end: Raw) -> None:
         """A step is over; on the thread that trains."""
-        if end.at - self._memory_read >= MEMORY_NS:
-            self._memory_read = end.at
+        if end[0] - self._memory_read >= MEMORY_NS:
+            self._memory_read = end[0]
             self._memory = _memory()
         self.count += 1
         if len(self._ended) < STEPS_HELD:
@@ -94,12 +94,12 @@ class Training:
         slow = SLOW_FACTOR * median(self._lately) if len(self._lately) >= FEW else float("inf")
         for left in range(len(self._ended) - 1, -1, -1):
             step, start, end, memory = self._ended.popleft()
-            times = telling.spent(start, end)
+            times = telling.spent(Reading(*start), Reading(*end))
             self._took.add(times.wall)
             self._spent = self._spent.and_then(times)
             self._lately.append(times.wall)
             regular = bool(self._sample) and (step.number or 0) % self._sample == 0
-            self._tell(step, start.at, times, memory, regular or times.wall > slow or (last and not left))
+            self._tell(step, start[0], times, memory, regular or times.wall > slow or (last and not left))
         lost, self._lost = self._lost, 0
         if lost:
             self._exporter.put(
@@ -130,7 +130,8 @@ class Training:
         unfinished = interrupted and step.number is not None
         self.beat(last=True)
         if unfinished:
-            self._tell(step, start.at, telling.spent(start, now), self._memory, True, unfinished=True)
+            times = telling.spent(Reading(*start), Reading(*now))
+            self._tell(step, start[0], times, self._memory, True, unfinished=True)
         else:
             step.sampled = False
         self.summarise()

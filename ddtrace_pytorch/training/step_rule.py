@@ -17,26 +17,25 @@ class StepRule:
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
-        # By the id of an optimizer that lives. One that is made where another died has the id of that.
-        self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
+        # By the id of an optimizer, as long as that lives: one that is made where it died has the same.
+        self._known: dict[int, int] = {}
+        self._lives: dict[int, weakref.ref[Any]] = {}
         self._here: set[int] = set()
         self._before: set[int] = set()
         self._any_stepped_twice = False
 
     def ends_before(self, optimizer: Any) -> bool:
         """Whether the step under way is over, now that `optimizer` is about to step."""
-        number = self._number(optimizer)
+        number = self._known.get(id(optimizer))
         if number is None:
-            return bool(self._here) and self._any_stepped_twice
+            return self._any_stepped_twice and bool(self._here)
         return number in self._here
 
     def stepped(self, optimizer: Any) -> None:
         """`optimizer` has stepped, in the step under way."""
-        number = self._number(optimizer)
+        number = self._known.get(id(optimizer))
         if number is None:
-            number = next(self._numbers)
-            key = id(optimizer)
-            self._known[key] = (weakref.ref(optimizer, lambda gone: self._forget(key, gone)), number)
+            number = self._meet(optimizer)
         else:
             self._any_stepped_twice = True
         self._here.add(number)
@@ -55,11 +54,13 @@ class StepRule:
         """Whether all that stepped in the step before have stepped in this one."""
         return bool(self._before) and self._before <= self._here
 
-    def _number(self, optimizer: Any) -> int | None:
-        known = self._known.get(id(optimizer))
-        return known[1] if known is not None and known[0]() is optimizer else None
+    def _meet(self, optimizer: Any) -> int:
+        key = id(optimizer)
 
-    def _forget(self, key: int, gone: weakref.ref[Any]) -> None:
-        known = self._known.get(key)
-        if known is not None and known[0] is gone:
-            del self._known[key]
+        def forget(gone: weakref.ref[Any]) -> None:
+            if self._lives.get(key) is gone:
+                del self._lives[key], self._known[key]
+
+        self._lives[key] = weakref.ref(optimizer, forget)
+        self._known[key] = number = next(self._numbers)
+        return number

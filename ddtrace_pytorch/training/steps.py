@@ -24,6 +24,10 @@ from ddtrace_pytorch.training.step_rule import StepRule
 Undo = Callable[[], None]
 
 
+# A :class:`Reading` that is not yet one: to make one takes as long as all the rest.
+Raw = tuple[int, int, int, int, int]
+
+
 class Reading(NamedTuple):
     """A moment on the monotonic clock, and how long until then, in all, the training thread had waited for data, been
     in collectives, been in optimizers (less the collectives there) and collected garbage. All in ns."""
@@ -38,7 +42,7 @@ class Reading(NamedTuple):
 class Listener(Protocol):
     """A session, as far as steps are concerned; called on the thread that trains."""
 
-    def ended(self, step: Step, start: Reading, end: Reading) -> None:
+    def ended(self, step: Step, start: Raw, end: Raw) -> None:
         """A step is over."""
 
     def turned(self) -> None:
@@ -48,7 +52,7 @@ class Listener(Protocol):
 class Nobody:
     """Listens where there is no session."""
 
-    def ended(self, step: Step, start: Reading, end: Reading) -> None: ...
+    def ended(self, step: Step, start: Raw, end: Raw) -> None: ...
 
     def turned(self) -> None: ...
 
@@ -91,7 +95,7 @@ class Steps:
         self._open = self.progress.step = Step(number, relative)
         self._next: Step | None = None
         self._started = self._reading(time.monotonic_ns())
-        self._end: Reading | None = None
+        self._end: Raw | None = None
 
     def watch(self) -> Undo:
         """Register with torch; gives what undoes it."""
@@ -164,7 +168,7 @@ class Steps:
         """Garbage was collected for so many ns."""
         self._garbage += took
 
-    def leave(self) -> tuple[Step, Reading, Reading]:
+    def leave(self) -> tuple[Step, Raw, Raw]:
         """The session ends: a step that had ended, as far as one can tell now, is told of. Gives what is left: the step
         under way, its start, and now."""
         if self._end is not None:
@@ -230,17 +234,18 @@ class Steps:
         self._entered = time.monotonic_ns()
 
     def _leave(self, optimizer: Any) -> None:
-        now = time.monotonic_ns()
-        within = self.collectives() - self._collectives_then
-        self._optimizer += max(now - self._entered - within, 0)
+        now, collectives = time.monotonic_ns(), self.collectives()
+        without = now - self._entered - (collectives - self._collectives_then)
+        if without > 0:
+            self._optimizer += without
         self._rule.stepped(optimizer)
-        self._end = self._reading(now)
+        self._end = now, self._data, collectives, self._optimizer, self._garbage
         if not self._always_by_hand and not self._turned and self._rule.looks_whole:
             self._turned = True
             self.listener.turned()
         self._every()
 
-    def _finish(self, end: Reading, successor: Step | None = None) -> None:
+    def _finish(self, end: Raw, successor: Step | None = None) -> None:
         step, start = self._open, self._started
         self._open = successor or self._next or self._successor()
         self.progress.step = self._open
@@ -258,8 +263,8 @@ class Steps:
     def _successor(self) -> Step:
         return Step((self._open.number or 0) + 1, (self._open.relative or 0) + 1)
 
-    def _reading(self, now: int) -> Reading:
-        return Reading(now, self._data, self.collectives(), self._optimizer, self._garbage)
+    def _reading(self, now: int) -> Raw:
+        return now, self._data, self.collectives(), self._optimizer, self._garbage
 
 
 def _depth(frame: FrameType | None) -> int:

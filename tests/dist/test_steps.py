@@ -203,4 +203,5 @@ def test_the_step_that_an_exception_broke_is_told_as_such(jobs: Jobs, tmp_path: 
     jobs.run([*DDTRACE_RUN, *PYTHON, jobs.script(RAISES)], alone(log, **ON))
     told = [(one["step"], one.get("unfinished", False)) for one in of_type(log, "step")]
     assert told == [(1, False), (2, False), (3, False), (4, True)]
+    assert [one["state"]["step"] for one in of_type(log, "state")] == [4]
     assert [span["metrics"]["pytorch.steps"] for span in rank_spans(log)] == [3]

@@ -11,7 +11,7 @@ import torch
 from torch.optim import SGD, AdamW, Optimizer
 
 from ddtrace_pytorch.training.progress import Progress, Step
-from ddtrace_pytorch.training.steps import Reading, Steps
+from ddtrace_pytorch.training.steps import Raw, Reading, Steps
 
 
 class Listener:
@@ -19,8 +19,8 @@ class Listener:
         self.steps: list[tuple[Step, Reading, Reading]] = []
         self.turns = 0
 
-    def ended(self, step: Step, start: Reading, end: Reading) -> None:
-        self.steps.append((step, start, end))
+    def ended(self, step: Step, start: Raw, end: Raw) -> None:
+        self.steps.append((step, Reading(*start), Reading(*end)))
 
     def turned(self) -> None:
         self.turns += 1
@@ -218,7 +218,7 @@ def test_a_step_of_the_users_own_counting_holds_all_that_steps_in_it(watched: Wa
     train(nets[0], critic)
     for number in (1235, 1236, 1240):
         if fetches:
-            watched.steps.fetched(*itertools.repeat(watched.steps._reading(0).at, 2))
+            watched.steps.fetched(*itertools.repeat(watched.steps._reading(0)[0], 2))
         watched.steps.set(number, relative_step := number - 1233)
         assert (watched.progress.step.number, watched.progress.step.relative) == (number, relative_step)
         train(nets[0], critic, 5)
@@ -299,10 +299,10 @@ def test_the_next_batch_belongs_to_the_next_step(watched: Watched) -> None:
     watched.steps.begin_anew(1)
     labels = []
     for _ in range(3):
-        now = watched.steps._reading(0)
+        now = Reading(*watched.steps._reading(0))
         watched.steps.fetched(10 * len(labels) + 3, 10 * len(labels) + 8)
         labels.append(watched.progress.step.number)
-        assert watched.steps._reading(0).data == now.data + 5
+        assert Reading(*watched.steps._reading(0)).data == now.data + 5
         train(net, optimizer)
         labels.append(watched.progress.step.number)
     assert labels == [1, 1, 2, 2, 3, 3]
