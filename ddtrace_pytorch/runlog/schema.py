@@ -78,8 +78,24 @@ MAX_INT_BITS = 4096  # beyond some 4,300 digits Python itself refuses to read an
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
+_as_it_is = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
 def encode(record: Mapping[str, Any]) -> bytes:
-    """`record` as one line, ``type`` and ``ts`` first; never raises, whatever the values are."""
+    """`record` as one line, ``type`` first; never raises, whatever the values are."""
+    if next(iter(record), None) == "type":
+        # Nearly all records hold what JSON has, and to find that out value by value takes most of the time.
+        try:
+            line = _as_it_is(record)
+        except (OverflowError, RecursionError, RuntimeError, TypeError, ValueError):
+            pass
+        else:
+            if "\\ud" not in line:  # else perhaps half of a pair, which is no text
+                return line.encode("ascii") + b"\n"
+    return _encode_slowly(record)
+
+
+def _encode_slowly(record: Mapping[str, Any]) -> bytes:
     head = {key: record[key] for key in ("type", "ts") if key in record}
     line = json.dumps(_plain({**head, **record}, MAX_DEPTH), separators=(",", ":"), allow_nan=False)
     return line.encode("ascii") + b"\n"

@@ -21,7 +21,7 @@ from ddtrace_pytorch.settings import Settings
 from ddtrace_pytorch.spans import Fact
 from ddtrace_pytorch.training import telling
 from ddtrace_pytorch.training.progress import Step
-from ddtrace_pytorch.training.steps import Nobody, Raw, Reading, Steps
+from ddtrace_pytorch.training.steps import Nobody, Reading, Steps
 from ddtrace_pytorch.training.telling import Memory, Spent
 
 # Steps held between two beats; beyond that they are counted.
@@ -58,7 +58,7 @@ class Training:
         self._steps = steps
         self._collectives = collectives
         self._signals = StepSignals() if settings.step_profiling else None
-        self._ended: deque[tuple[Step, Raw, Raw, Memory | None]] = deque()
+        self._ended: deque[tuple[Step, Reading, Reading, Memory | None]] = deque()
         self._lost = 0
         self._lately: deque[int] = deque(maxlen=COMPARED)
         self._took = Times()
@@ -73,7 +73,7 @@ class Training:
         if self._signals is not None:
             self._signals.look()
 
-    def ended(self, step: Step, start: Raw, end: Raw) -> None:
+    def ended(self, step: Step, start: Reading, end: Reading) -> None:
         """A step is over; on the thread that trains."""
         if end[0] - self._memory_read >= MEMORY_NS:
             self._memory_read = end[0]
@@ -94,7 +94,7 @@ class Training:
         slow = SLOW_FACTOR * median(self._lately) if len(self._lately) >= FEW else float("inf")
         for left in range(len(self._ended) - 1, -1, -1):
             step, start, end, memory = self._ended.popleft()
-            times = telling.spent(Reading(*start), Reading(*end))
+            times = telling.spent(start, end)
             self._took.add(times.wall)
             self._spent = self._spent.and_then(times)
             self._lately.append(times.wall)
@@ -130,7 +130,7 @@ class Training:
         unfinished = interrupted and step.number is not None
         self.beat(last=True)
         if unfinished:
-            times = telling.spent(Reading(*start), Reading(*now))
+            times = telling.spent(start, now)
             self._tell(step, start[0], times, self._memory, True, unfinished=True)
         else:
             step.sampled = False

@@ -14,7 +14,7 @@ import time
 from _thread import get_ident
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from ddtrace_pytorch.border import safely
 from ddtrace_pytorch.compiler import leave_uncompiled
@@ -24,25 +24,16 @@ from ddtrace_pytorch.training.step_rule import StepRule
 Undo = Callable[[], None]
 
 
-# A :class:`Reading` that is not yet one: to make one takes as long as all the rest.
-Raw = tuple[int, int, int, int, int]
-
-
-class Reading(NamedTuple):
-    """A moment on the monotonic clock, and how long until then, in all, the training thread had waited for data, been
-    in collectives, been in optimizers (less the collectives there) and collected garbage. All in ns."""
-
-    at: int = 0
-    data: int = 0
-    collective: int = 0
-    optimizer: int = 0
-    garbage: int = 0
+# A moment on the monotonic clock, and how long until then, in all, the training thread had waited for data, been in
+# collectives, been in optimizers (less the collectives there) and collected garbage; in ns. A plain tuple: to make one
+# with names takes as long as all the rest.
+Reading = tuple[int, int, int, int, int]
 
 
 class Listener(Protocol):
     """A session, as far as steps are concerned; called on the thread that trains."""
 
-    def ended(self, step: Step, start: Raw, end: Raw) -> None:
+    def ended(self, step: Step, start: Reading, end: Reading) -> None:
         """A step is over."""
 
     def turned(self) -> None:
@@ -52,7 +43,7 @@ class Listener(Protocol):
 class Nobody:
     """Listens where there is no session."""
 
-    def ended(self, step: Step, start: Raw, end: Raw) -> None: ...
+    def ended(self, step: Step, start: Reading, end: Reading) -> None: ...
 
     def turned(self) -> None: ...
 
@@ -95,7 +86,7 @@ class Steps:
         self._open = self.progress.step = Step(number, relative)
         self._next: Step | None = None
         self._started = self._reading(time.monotonic_ns())
-        self._end: Raw | None = None
+        self._end: Reading | None = None
 
     def watch(self) -> Undo:
         """Register with torch; gives what undoes it."""
@@ -168,7 +159,7 @@ class Steps:
         """Garbage was collected for so many ns."""
         self._garbage += took
 
-    def leave(self) -> tuple[Step, Raw, Raw]:
+    def leave(self) -> tuple[Step, Reading, Reading]:
         """The session ends: a step that had ended, as far as one can tell now, is told of. Gives what is left: the step
         under way, its start, and now."""
         if self._end is not None:
@@ -245,7 +236,7 @@ class Steps:
             self.listener.turned()
         self._every()
 
-    def _finish(self, end: Raw, successor: Step | None = None) -> None:
+    def _finish(self, end: Reading, successor: Step | None = None) -> None:
         step, start = self._open, self._started
         self._open = successor or self._next or self._successor()
         self.progress.step = self._open
@@ -263,7 +254,7 @@ class Steps:
     def _successor(self) -> Step:
         return Step((self._open.number or 0) + 1, (self._open.relative or 0) + 1)
 
-    def _reading(self, now: int) -> Raw:
+    def _reading(self, now: int) -> Reading:
         return now, self._data, self.collectives(), self._optimizer, self._garbage
 
 

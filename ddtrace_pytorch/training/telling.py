@@ -29,7 +29,13 @@ class Spent(NamedTuple):
         return self.wall - self.data - self.collective - self.optimizer
 
     def and_then(self, other: Spent) -> Spent:
-        return Spent(*(one + more for one, more in zip(self, other, strict=True)))
+        return Spent(
+            self.wall + other.wall,
+            self.data + other.data,
+            self.collective + other.collective,
+            self.optimizer + other.optimizer,
+            self.garbage + other.garbage,
+        )
 
     def shares(self) -> dict[str, Fact]:
         """The parts of the wall time, which add up to 1."""
@@ -45,14 +51,12 @@ def spent(start: Reading, end: Reading) -> Spent:
     Collectives of several threads at once take more time than there is, and torch's own may run while the thread that
     trains does something else: what doesn't fit in the wall time is left out.
     """
-    wall = left = max(end.at - start.at, 0)
-    parts = []
-    for now, before in ((end.data, start.data), (end.optimizer, start.optimizer), (end.collective, start.collective)):
-        part = min(max(now - before, 0), left)
-        left -= part
-        parts.append(part)
-    data, optimizer, collective = parts
-    return Spent(wall, data, collective, optimizer, end.garbage - start.garbage)
+    at, data, collective, optimizer, garbage = (now - before for now, before in zip(end, start, strict=True))
+    wall = max(at, 0)
+    data = min(max(data, 0), wall)
+    optimizer = min(max(optimizer, 0), wall - data)
+    collective = min(max(collective, 0), wall - data - optimizer)
+    return Spent(wall, data, collective, optimizer, garbage)
 
 
 class Memory(NamedTuple):

@@ -5,13 +5,22 @@ from __future__ import annotations
 import gc
 import itertools
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import pytest
 import torch
 from torch.optim import SGD, AdamW, Optimizer
 
 from ddtrace_pytorch.training.progress import Progress, Step
-from ddtrace_pytorch.training.steps import Raw, Reading, Steps
+from ddtrace_pytorch.training.steps import Steps
+
+
+class Reading(NamedTuple):
+    at: int
+    data: int
+    collective: int
+    optimizer: int
+    garbage: int
 
 
 class Listener:
@@ -19,7 +28,7 @@ class Listener:
         self.steps: list[tuple[Step, Reading, Reading]] = []
         self.turns = 0
 
-    def ended(self, step: Step, start: Raw, end: Raw) -> None:
+    def ended(self, step: Step, start: tuple[int, ...], end: tuple[int, ...]) -> None:
         self.steps.append((step, Reading(*start), Reading(*end)))
 
     def turned(self) -> None:
