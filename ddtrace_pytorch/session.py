@@ -104,8 +104,10 @@ class Session:
                 lives,
                 wraps=instrument == "wrapt",
             )
-        blocked = self._collectives.ledger.blocked if self._collectives is not None else lambda: 0
-        self._training = Training(settings, self._clock, self.span, self._exporter, steps, blocked)
+        ledger = self._collectives.ledger if self._collectives is not None else None
+        if ledger is not None:
+            ledger.step = lambda: steps.progress.step.number
+        self._training = Training(settings, self._clock, self.span, self._exporter, steps, ledger)
         seconds = settings.stall_seconds
         self._lookout = Lookout(
             settings,

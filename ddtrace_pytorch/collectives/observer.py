@@ -99,7 +99,7 @@ class Collectives:
         self.look(patience)
         self.ledger.beat()
         for sample in self.ledger.take_samples():
-            self._outlet.sample(*sample)
+            self._outlet.sample(sample)
         notes, lost = self.ledger.take_notes()
         if self._one_by_one:
             for note in notes:

@@ -34,7 +34,7 @@ and by type
               (bytes); ``tags`` that it was given; ``unfinished`` (true: the rank ended in the middle of it)
 ``call``      one sampled collective: ``op``, ``group`` (torch's name), ``key`` (its number there; both are the same
               on every rank of the group), ``start``, ``duration`` (ns), ``bytes``, ``source`` (what the duration is:
-              ``completion`` of the collective, or ``issue`` of the call alone)
+              ``completion`` of the collective, or ``issue`` of the call alone), ``step`` in which it was, if known
 ``summary``   totals since the last one: ``name``, ``resource``, ``start`` (ns; they end at ``ts``), ``tags``,
               ``metrics``. Of collectives (``pytorch.collectives``) one for each operation, group and ``how``
               (``waited``: for completion; ``issued``: and perhaps waited for later; ``native``: by torch's C++ side,

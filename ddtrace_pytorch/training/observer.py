@@ -16,6 +16,7 @@ from ddtrace_pytorch.clock import Clock
 from ddtrace_pytorch.exporter import Exporter
 from ddtrace_pytorch.histogram import Times
 from ddtrace_pytorch.kernels.step_signals import StepSignals
+from ddtrace_pytorch.ledger import Ledger
 from ddtrace_pytorch.rank_span import RankSpan
 from ddtrace_pytorch.settings import Settings
 from ddtrace_pytorch.spans import Fact
@@ -45,9 +46,8 @@ class Training:
         span: RankSpan,
         exporter: Exporter,
         steps: Steps,
-        collectives: Callable[[], int],
+        collectives: Ledger | None,
     ) -> None:
-        """`collectives`: the ns spent in collectives so far."""
         self.more_of: Callable[[Step], Mapping[str, Fact]] = lambda step: {}
         self.more: Callable[[], Mapping[str, Fact]] = dict
         self.count = 0
@@ -56,7 +56,7 @@ class Training:
         self._span = span
         self._exporter = exporter
         self._steps = steps
-        self._collectives = collectives
+        self._collectives = collectives.blocked if collectives is not None else _none
         self._signals = StepSignals() if settings.step_profiling else None
         self._ended: deque[tuple[Step, Reading, Reading, Memory | None]] = deque()
         self._lost = 0

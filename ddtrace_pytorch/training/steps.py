@@ -4,7 +4,8 @@ What is here runs on the thread that trains. It says which step is under way, an
 two readings of the time, and of what it was spent on; all else happens on the Pulse.
 
 A step is known to be over only when the next one's optimizer is about to step (:mod:`.step_rule`). It ended, then, when
-the next batch was asked for; or, where nobody asked for one, with its last optimizer.
+the next batch was asked for; or, where nobody asked for one, with its last optimizer. Until that is known, what happens
+counts as part of it, unless the step before ended like that.
 """
 
 from __future__ import annotations
@@ -82,6 +83,7 @@ class Steps:
         self._thread = get_ident()
         self._entered = self._collectives_then = 0
         self._always_by_hand = self._turned = False
+        self._asked_for_batches = self._asks_for_batches = False
         self._open.sampled = False
         self._open = self.progress.step = Step(number, relative)
         self._next: Step | None = None
@@ -148,11 +150,12 @@ class Steps:
         """A thread waited for a batch between two moments of the monotonic clock, in ns."""
         if get_ident() != self._thread:
             return
-        if self._end is not None and not self._always_by_hand and self.progress.step is self._open:
-            # Asking for a batch begins the next step, unless another optimizer still steps in this one.
-            self._end = self._reading(started)
-            self._next = self._next or self._successor()
-            self.progress.step = self._next
+        if self._end is not None and not self._always_by_hand:
+            self._asks_for_batches = True
+            if self.progress.step is self._open:
+                # Asking for a batch begins the next step, unless another optimizer still steps in this one.
+                self._end = self._reading(started)
+                self._look_ahead()
         self._data += ended - started
 
     def collected(self, took: int) -> None:
@@ -233,6 +236,8 @@ class Steps:
         self._end = now, self._data, collectives, self._optimizer, self._garbage
         if not self._always_by_hand and not self._turned and self._rule.looks_whole:
             self._turned = True
+            if not self._asked_for_batches:
+                self._look_ahead()
             self.listener.turned()
         self._every()
 
@@ -246,10 +251,16 @@ class Steps:
         self._started = end
         self._by_hand = False
         self._rule.ended()
+        self._asked_for_batches, self._asks_for_batches = self._asks_for_batches, False
         turned, self._turned = self._turned, False
         if not turned:
             self.listener.turned()
         self.listener.ended(step, start, end)
+
+    def _look_ahead(self) -> None:
+        """What happens from here on belongs to the next step."""
+        self._next = self._next or self._successor()
+        self.progress.step = self._next
 
     def _successor(self) -> Step:
         return Step((self._open.number or 0) + 1, (self._open.relative or 0) + 1)

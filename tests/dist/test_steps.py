@@ -205,3 +205,46 @@ def test_the_step_that_an_exception_broke_is_told_as_such(jobs: Jobs, tmp_path: 
     assert told == [(1, False), (2, False), (3, False), (4, True)]
     assert [one["state"]["step"] for one in of_type(log, "state")] == [4]
     assert [span["metrics"]["pytorch.steps"] for span in rank_spans(log)] == [3]
+
+
+# The hook runs on a thread of torch's own, in the middle of a backward pass.
+IN_A_HOOK = """
+    import threading
+    import torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    weight = torch.nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    threads = set()
+
+    class Elsewhere(torch.autograd.Function):
+        @staticmethod
+        def forward(context, value):
+            return value * 2
+
+        @staticmethod
+        def backward(context, gradient):
+            def issue():
+                threads.add(threading.get_ident())
+                dist.all_reduce(gradient)
+            thread = threading.Thread(target=issue)
+            thread.start()
+            thread.join()
+            return gradient
+
+    for batch in torch.utils.data.DataLoader(torch.ones(3)):
+        Elsewhere.apply(weight).sum().backward()
+        optimizer.step()
+    assert threading.get_ident() not in threads
+    dist.destroy_process_group()
+"""
+
+
+def test_a_collective_of_another_thread_carries_the_step(jobs: Jobs, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    jobs.run([*DDTRACE_RUN, *torchrun(2), jobs.script(IN_A_HOOK)], env_of(log, DD_PYTORCH_COLLECTIVES="all")).ok()
+    ranks = {span["span_id"] for span in rank_spans(log)}
+    spans = [one for one in of_type(log, "span") if one["name"] == "pytorch.collective"]
+    assert sorted(one["metrics"]["step"] for one in spans) == [1, 1, 2, 2, 3, 3]
+    assert {one["parent_id"] for one in spans} == ranks
+    calls = of_type(log, "call")
+    assert calls and all(one["step"] in (1, 2, 3) for one in calls)

@@ -323,6 +323,18 @@ def test_the_next_batch_belongs_to_the_next_step(watched: Watched) -> None:
     assert len(set(kept)) == 3
 
 
+def test_where_nobody_asks_for_batches_the_next_step_begins_with_the_optimizer(watched: Watched) -> None:
+    net = model()
+    optimizer = SGD(net.parameters(), lr=0.1)
+    watched.steps.begin_anew(1)
+    labels = []
+    for _ in range(4):
+        labels.append(watched.progress.step.number)
+        train(net, optimizer)
+    assert labels == [1, 1, 3, 4]  # after the first nobody can know whether another optimizer steps in it
+    assert watched.ended() == [1, 2, 3, 4]
+
+
 def test_a_batch_for_the_second_of_two_optimizers_ends_no_step(watched: Watched) -> None:
     nets = model(), model()
     optimizers = [SGD(net.parameters(), lr=0.1) for net in nets]
