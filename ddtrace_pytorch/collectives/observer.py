@@ -72,6 +72,12 @@ class Collectives:
             self.instrument.listen(self._markers)
         safely("call the hooks of collectives")(self._callbacks.open)()
 
+    @property
+    def watched_in_part(self) -> bool:
+        """Whether torch has launched collectives and its recorder told of none: if one of its own doesn't end, nobody
+        sees it."""
+        return self.unfinished.blind and self.readings.any_launched
+
     def calls(self) -> int:
         """Collectives that were seen so far, over all groups."""
         return self.ledger.calls()
