@@ -1,4 +1,4 @@
-"""Percentiles of times that were only counted by their power of two. Pure."""
+"""Percentiles of times that were only counted: by their power of two, or by eighths of it. Pure."""
 
 from __future__ import annotations
 
@@ -20,3 +20,33 @@ def percentile(buckets: Sequence[int], share: float, longest: int) -> float:
             return min(float(longest), 2 ** (bucket - 1 + max(left, 0.0) / many)) if bucket else 0.0
         left -= many
     return float(longest)
+
+
+# Of each power of two, so many buckets.
+_PARTS = 8
+
+
+class Times:
+    """Counts times in ns in constant memory, so that a percentile is right to a sixteenth."""
+
+    def __init__(self) -> None:
+        self.count = self.total = self.longest = 0
+        self._buckets: dict[int, int] = {}
+
+    def add(self, took: int) -> None:
+        self.count += 1
+        self.total += took
+        self.longest = max(self.longest, took)
+        shift = max(took.bit_length() - 4, 0)
+        bucket = shift * _PARTS + (took >> shift)
+        self._buckets[bucket] = self._buckets.get(bucket, 0) + 1
+
+    def percentile(self, share: float) -> float:
+        """The time in ns that `share` (0 to 1) of the counted ones don't exceed, about; 0 where there are none."""
+        left = share * self.count
+        for bucket in sorted(self._buckets):
+            left -= self._buckets[bucket]
+            if left <= 0:
+                shift = max(bucket // _PARTS - 1, 0)
+                return min((bucket - shift * _PARTS + 0.5) * (1 << shift), float(self.longest))
+        return float(self.longest)

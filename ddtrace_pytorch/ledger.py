@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from types import CodeType, FrameType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ddtrace_pytorch.histogram import BUCKETS, percentile
 from ddtrace_pytorch.sampling import following, level_for
@@ -107,7 +107,7 @@ class Group:
 @dataclass(frozen=True)
 class Note:
     """One call worth telling of by itself. `started` on the monotonic clock, both times in ns; `code` and `instruction`
-    say where the user's code made it."""
+    say where the user's code made it, `step` in which step of the training (None: there is none)."""
 
     cell: Cell
     started: int
@@ -116,6 +116,19 @@ class Note:
     key: int
     code: CodeType | None
     instruction: int
+    step: int | None = None
+
+
+class Sample(NamedTuple):
+    """A call that all ranks record: its `number` on the group, `started` on the monotonic clock, both times in ns,
+    `size` in bytes, and in which `step` of the training."""
+
+    cell: Cell
+    number: int
+    started: int
+    took: int
+    size: int
+    step: int | None
 
 
 class Cell:
@@ -201,7 +214,7 @@ class Cell:
         if self.numbered and key >= here.sampled:
             if key == here.sampled:
                 here.samples += 1
-                self.ledger.samples.append((self, key, started, took, size))
+                self.ledger.samples.append(Sample(self, key, started, took, size, self.ledger.step()))
             here.sampled = following(key, here.level) if here.samples < SAMPLES_A_BEAT else NEVER
         if took <= self.notable:
             return
@@ -214,7 +227,12 @@ class Cell:
             self.slowest_at = instruction
             self.notable = slow if slow < took else took
         if took > slow:
-            self.ledger.remember(Note(self, started, took, size, key, code, instruction))
+            self.ledger.remember(Note(self, started, took, size, key, code, instruction, self.ledger.step()))
+
+
+def times_of(cells: dict[Cell, None]) -> int:
+    """The ns in the calls that `cells` have counted, and in waiting for them."""
+    return sum([cell.time + cell.waited for cell in list(cells)])
 
 
 def users_frame(frame: FrameType | None) -> FrameType | None:
@@ -264,17 +282,28 @@ class Ledger:
     so that its id is never taken for that of its successor.
     """
 
-    def __init__(self, groups: Groups, slow: int = NEVER, each: Callable[[Group], bool] = lambda here: False) -> None:
+    def __init__(
+        self,
+        groups: Groups,
+        slow: int = NEVER,
+        each: Callable[[Group], bool] = lambda here: False,
+        times: Callable[[dict[Cell, None]], int] | None = None,
+    ) -> None:
         """`slow` in ns: a call that takes longer, and eight times its operation's p99, is noted by itself; on groups
-        that `each` is true of, every call is."""
+        that `each` is true of, every call is. `times`: faster than :func:`times_of`."""
         self.groups: list[Group] = []
         self.numbers = itertools.count()
+        # The step under way; a session says it.
+        self.step: Callable[[], int | None] = lambda: None
         # Told of each call that raises, on its thread, before its caller hears of it; must not raise.
         self.on_failure: Callable[[Cell, BaseException], object] = lambda cell, error: None
-        self.samples: deque[tuple[Cell, int, int, int, int]] = deque(maxlen=1_024)
+        self.samples: deque[Sample] = deque(maxlen=1_024)
         self.notes: deque[Note] = deque()
         self.notes_lost = 0
         self._calls_of_gone = 0
+        self._time_of_gone = 0
+        self._timed: dict[Cell, None] = {}
+        self._times = times or times_of
         self._slow = slow
         self._each = each
         self._ask = groups
@@ -297,6 +326,8 @@ class Ledger:
         found = here.cells.get((operation, how))
         if found is None:
             found = here.cells.setdefault((operation, how), Cell(self, operation, here, how, numbered))
+            if how is not How.NATIVE:
+                self._timed[found] = None
         line = self.line(operation, how)
         if process_group is None:
             line.default = found
@@ -338,8 +369,8 @@ class Ledger:
         lost, self.notes_lost = self.notes_lost, 0
         return notes, lost
 
-    def take_samples(self) -> list[tuple[Cell, int, int, int, int]]:
-        """The sampled calls since the last time: cell, number, start (monotonic) and duration in ns, bytes."""
+    def take_samples(self) -> list[Sample]:
+        """The sampled calls since the last time."""
         return [self.samples.popleft() for _ in range(len(self.samples))]
 
     def beat(self) -> None:
@@ -368,6 +399,13 @@ class Ledger:
         """Drop a group that is gone, once its totals are told."""
         self.groups.remove(here)
         self._calls_of_gone += here.calls
+        for cell in tuple(here.cells.values()):
+            if self._timed.pop(cell, cell) is None:
+                self._time_of_gone += cell.time + cell.waited
+
+    def blocked(self) -> int:
+        """The ns that callers have spent in collectives, and in waiting for them, on all threads together."""
+        return self._time_of_gone + self._times(self._timed)
 
     def calls(self) -> int:
         """How many collectives there were, over all groups."""

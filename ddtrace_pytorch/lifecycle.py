@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ddtrace_pytorch.border import safely
-from ddtrace_pytorch.collectives.compiler import leave_package_uncompiled
 from ddtrace_pytorch.collectives.group_lives import GroupLives
+from ddtrace_pytorch.compiler import leave_package_uncompiled
 from ddtrace_pytorch.records import before, switch, user_span
 from ddtrace_pytorch.records.before import Before
 from ddtrace_pytorch.records.recorder import Recorder
@@ -160,13 +160,16 @@ class Lifecycle:
         # Ranks may be threads of one process: each session takes the place of the one before, and none is forgotten.
         with self._opening:
             self.close(End("replaced"))
+            # Only a group's ranks are known to train before they do.
+            self.steps.begin_anew(1 if member is not None and member.store is not None else None)
             recorder = self._recorder
-            session = self.current = opening.open_session(member, self.instrument, self._handler, self.lives, recorder)
+            session = self.current = opening.open_session(
+                member, self.instrument, self._handler, self.lives, self.steps, recorder
+            )
         # A process whose records weren't heard, because it was forked from one with a session, has one of its own now.
         switch.recorder = recorder if session is not None else None
         if session is not None:
             self._ended = None
-            self.steps.begin_anew()
             self._hear_multiprocessing()
         return session
 
@@ -180,7 +183,7 @@ class Lifecycle:
         settings = self._settings
         if not (settings.records and settings.trace_enabled and settings.export != "none"):
             return None
-        return Recorder(self.progress, getattr(settings, "step_sample", 100), self.steps.set, self._recorded)
+        return Recorder(self.progress, settings.step_sample, self.steps.set, self._recorded)
 
     def _record_anew(self, heard: bool) -> None:
         """In a forked child: what the parent recorded is the parent's. Unless they are `heard`, the child's records are

@@ -101,16 +101,23 @@ class Lookout:
 
     def beat(self) -> dict[str, Any]:
         """Once a second, on the Pulse; gives what the run log's record of the beat has of it."""
-        if self._collectives is not None:
-            now = time.monotonic_ns()
-            patience = round(CLOSER * self._settings.stall_seconds * 1e9)
-            self._collectives.unfinished.beat(now)
-            if patience and self._collectives.unfinished.suspicious(now, patience):
-                self._standstill.look_closer()
+        self._look_at_recorder()
         state = self._keeper.beat()
         self._standstill.beat()
         groups = state.groups if state is not None else {}
         return {"groups": {name: _brief(here) for name, here in groups.items()}}
+
+    @safely("look at torch's flight recorder")
+    def _look_at_recorder(self) -> None:
+        patience = round(CLOSER * self._settings.stall_seconds * 1e9)
+        if self._collectives is None or not patience:
+            return
+        now = time.monotonic_ns()
+        self._collectives.unfinished.beat(now)
+        if self._collectives.unfinished.suspicious(now, patience):
+            self._standstill.look_closer()
+        watch = "degraded" if self._collectives.watched_in_part else "full"
+        self._span.learn({"pytorch.stall_watch": watch})
 
     def rotated(self) -> None:
         """The open span is another one now."""
@@ -118,6 +125,8 @@ class Lookout:
 
     def leave_store(self, deadline: Deadline) -> None:
         """No thread of ours may be in the process group's store from now on."""
+        if not self._left:
+            self._look_at_recorder()
         self._left = True
         if self._roll_call is not None:
             self._roll_call.leave(deadline.left())

@@ -24,6 +24,7 @@ from ddtrace_pytorch.settings import Settings
 from ddtrace_pytorch.settings import load as load_settings
 from ddtrace_pytorch.spans import Fact
 from ddtrace_pytorch.termination import Handler
+from ddtrace_pytorch.training.steps import Steps
 
 
 def member_of_group(distributed: Any, ordinal: int, generated_id: str | None) -> Member:
@@ -76,7 +77,12 @@ def wanted_settings() -> Settings | None:
 
 
 def open_session(
-    member: Member | None, instrument: str, handler: Handler, lives: GroupLives, recorder: Recorder | None = None
+    member: Member | None,
+    instrument: str,
+    handler: Handler,
+    lives: GroupLives,
+    steps: Steps,
+    recorder: Recorder | None,
 ) -> Session | None:
     """A session, open; None where the settings want none. Without `member`, of a single process that trains."""
     settings = wanted_settings()
@@ -84,7 +90,8 @@ def open_session(
         return None
     if member is not None and member.place_known:
         speak_for(member.rank)
-    session = Session(member or Member(rank=0, world_size=1), settings, instrument, handler, lives, recorder)
+    place = member or Member(rank=0, world_size=1)
+    session = Session(place, settings, instrument, handler, lives, steps, recorder)
     session.open()
     return session
 

@@ -101,7 +101,14 @@ class RankSpan:
             self._follow(now)
 
     def child(
-        self, name: str, resource: str, start: int, duration: int, facts: Mapping[str, Fact], error: bool = False
+        self,
+        name: str,
+        resource: str,
+        start: int,
+        duration: int,
+        facts: Mapping[str, Fact],
+        error: bool = False,
+        span_id: int | None = None,
     ) -> SpanRecord:
         """A span of ours below the open piece; `start` in ns since the epoch, `duration` in ns."""
         piece = self.piece
@@ -111,7 +118,7 @@ class RankSpan:
             resource=resource,
             service=self._service,
             trace_id=piece.trace_id,
-            span_id=_random.getrandbits(63) | 1,
+            span_id=span_id or _random.getrandbits(63) | 1,
             parent_id=piece.span_id,
             start=start,
             duration=duration,

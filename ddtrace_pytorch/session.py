@@ -42,6 +42,8 @@ from ddtrace_pytorch.stalls import places
 from ddtrace_pytorch.stalls.last_words import Identity
 from ddtrace_pytorch.termination import Handler
 from ddtrace_pytorch.threads import leave_signals_to_others, on_main_thread
+from ddtrace_pytorch.training.observer import Training
+from ddtrace_pytorch.training.steps import Steps
 from ddtrace_pytorch.whereabouts import Whereabouts
 
 BEAT_SECONDS = 1.0
@@ -65,6 +67,7 @@ class Session:
         instrument: str,
         handler: Handler,
         lives: GroupLives,
+        steps: Steps,
         recorder: Recorder | None = None,
     ) -> None:
         """Build without side effects; :meth:`open` starts the threads. Costs the training thread about 1 ms."""
@@ -105,9 +108,15 @@ class Session:
                 lives,
                 wraps=instrument == "wrapt",
             )
+        ledger = self._collectives.ledger if self._collectives is not None else None
+        if ledger is not None:
+            ledger.step = lambda: steps.progress.step.number
+        self._training = Training(settings, self._clock, self.span, self._exporter, steps, ledger)
         self._records: Records | None = None
         if recorder is not None and settings.records:
             self._records = Records(recorder, self._clock, self.span, self._exporter)
+            self._training.more_of = self._records.facts_of_step
+            self._training.more = self._records.facts_of_summary
         seconds = settings.stall_seconds
         self._lookout = Lookout(
             settings,
@@ -115,7 +124,7 @@ class Session:
             self.span,
             self._exporter,
             self._collectives,
-            Whereabouts(member.rank, self._host, self._clock, self._collectives, seconds),
+            Whereabouts(member.rank, self._host, self._clock, self._collectives, seconds, steps.progress),
             lambda: self._device.uuid if self._device is not None else None,
             member.world_size,
         )
@@ -163,6 +172,7 @@ class Session:
             raise
         self._parent.register()
         self._watch_collectives()
+        self._training.open()
         if self._records is not None:
             self._records.open()
 
@@ -194,7 +204,10 @@ class Session:
             end = End("signal:SIGTERM")
         self._close_collectives(before_export)
         if self._records is not None:
-            self._records.close(before_export)
+            self._records.gather(before_export)
+        self._close_training(end)
+        if self._records is not None:
+            self._records.close()
         self._finish(end)
         self._parent.unregister()
         self._lookout.close(deadline)
@@ -211,13 +224,15 @@ class Session:
         """What was recorded after this session was closed, and no other was opened, goes to its log all the same."""
         if self._records is not None:
             self._exporter.restart()
-            self._records.close(Deadline(EXPORT_SECONDS))
+            self._records.gather(Deadline(EXPORT_SECONDS))
+            self._records.close()
             self._exporter.close(CLOSE_SECONDS)
 
     def abandon(self) -> None:
         """In a forked child: the parent's session adopts no spans here."""
         self._parent.unregister()
         self._lookout.abandon()
+        self._training.abandon()
         if self._collectives is not None:
             self._collectives.abandon()
 
@@ -375,10 +390,18 @@ class Session:
             self._collectives.close(deadline)
             self.span.learn({"pytorch.collective_calls": self._collectives.calls()})
 
+    @safely("tell the last of the training")
+    def _close_training(self, end: End) -> None:
+        self._training.close(interrupted=end.is_error)
+        self.span.learn({"pytorch.steps": self._training.count})
+
     def _beat(self) -> None:
         self._beats += 1
         self._handler.look()
-        beat: dict[str, Any] = {"type": "beat", "ts": self._clock.now(), "seq": self._beats}
+        self._training.beat()
+        steps = self._training.count
+        beat: dict[str, Any] = {"type": "beat", "ts": self._clock.now(), "seq": self._beats, "steps": steps}
+        self.span.learn({"pytorch.steps": steps})
         if self._collectives is not None:
             self._collectives.beat()
             beat["calls"] = self._collectives.calls()
@@ -393,10 +416,12 @@ class Session:
             self._collectives.summarise()
         if self._records is not None:
             self._records.summarise()
+        self._training.summarise()
 
     def rotate(self) -> None:
         ended = self.span.rotate(self._clock.now())
         self._lookout.rotated()
+        self._training.rotated()
         self._exporter.put_span(ended)
 
     def snapshot(self) -> None:
@@ -409,23 +434,27 @@ class Session:
         if self._handler.nobody_else_wants_it():
             self._farewell()
         else:
-            if self._collectives is not None:
-                self._collectives.farewell()  # the user's handler may end the process
-            if self._records is not None:
-                self._records.farewell(dying=False)
+            self._tell_before_the_end(interrupted=False)  # the user's handler may end the process
             self.snapshot()
             self._exporter.drain(FAREWELL_SECONDS)
         self._handler.answered()
+
+    def _tell_before_the_end(self, interrupted: bool) -> None:
+        if self._records is not None and interrupted:
+            self._records.gather(Deadline(0))
+        if self._collectives is not None:
+            self._collectives.farewell()
+        self._training.farewell(interrupted)
+        if self._records is not None:
+            self._records.summarise()
+        self.span.learn({"pytorch.steps": self._training.count})
 
     def _farewell(self) -> None:
         with self._closing:
             if self._closed:
                 self._handler.hold(signal.SIGTERM)
                 return
-            if self._collectives is not None:
-                self._collectives.farewell()
-            if self._records is not None:
-                self._records.farewell(dying=True)
+            self._tell_before_the_end(interrupted=True)
             self._finish(End("signal:SIGTERM"))
         if self._exporter.drain(FAREWELL_SECONDS):
             self._lookout.forget()

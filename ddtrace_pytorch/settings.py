@@ -81,6 +81,20 @@ def _pairs(raw: str) -> tuple[tuple[str, str], ...]:
     return tuple(pairs)
 
 
+def _whole(low: int, high: int) -> Callable[[str], int]:
+    def parse(raw: str) -> int:
+        accepted = f"a whole number from {low} to {high}"
+        try:
+            value = int(raw)
+        except ValueError:
+            raise BadValue(accepted) from None
+        if not low <= value <= high:
+            raise BadValue(accepted)
+        return value
+
+    return parse
+
+
 def _one_of(*words: str) -> Callable[[str], str]:
     def parse(raw: str) -> str:
         word = raw.strip().lower()
@@ -238,6 +252,20 @@ TABLE: tuple[Setting, ...] = (
         "A collective slower than this, and than eight times its operation's p99, is told of by itself; in ms.",
     ),
     Setting(
+        "DD_PYTORCH_STEP_SAMPLE",
+        "step_sample",
+        _whole(0, 10**9),
+        "100",
+        "One training step in so many gets a span of its own, and each that takes 3 times the median; 0: only these.",
+    ),
+    Setting(
+        "DD_TRAINING_STEP_PROFILING",
+        "step_profiling",
+        _as_ddtrace,
+        "false",
+        "`true`: Datadog's native GPU tracer, if it is there, is told where each step begins and ends.",
+    ),
+    Setting(
         "DD_PYTORCH_INSTRUMENT",
         "instrument",
         _one_of("auto", "in_place", "python", "wrapt", "hooks"),
@@ -355,6 +383,8 @@ class Settings:
     collectives: str
     summary_seconds: float
     slow_ms: float
+    step_sample: int
+    step_profiling: bool
     instrument: str
     stall_seconds: float
     nvtx: str | None

@@ -70,6 +70,19 @@ class SpanRecord:
             ],
         }
 
+    def as_summary(self, **more: Any) -> dict[str, Any]:
+        """The record of type ``summary`` of the run log, with `more` of it."""
+        return {
+            "type": "summary",
+            "ts": self.start + self.duration,
+            "name": self.name,
+            "resource": self.resource,
+            "start": self.start,
+            "tags": dict(self.tags),
+            "metrics": dict(self.metrics),
+            **more,
+        }
+
     @classmethod
     def from_log_record(cls, record: Mapping[str, Any]) -> SpanRecord:
         """The span that :meth:`as_log_record` gave.

@@ -22,6 +22,7 @@ from ddtrace_pytorch.stalls import doing
 from ddtrace_pytorch.stalls.positions import Legend
 from ddtrace_pytorch.stalls.roll import Call, GroupState, Raised, RankState
 from ddtrace_pytorch.stalls.watch import SECOND, Pending, limit
+from ddtrace_pytorch.training.progress import Progress
 
 # A call that has taken less is not looked at closer.
 CLOSER_NS = SECOND // 4
@@ -56,7 +57,9 @@ class InCall(NamedTuple):
 class Whereabouts:
     """One session's."""
 
-    def __init__(self, rank: int, host: str, clock: Clock, collectives: Collectives | None, seconds: float) -> None:
+    def __init__(
+        self, rank: int, host: str, clock: Clock, collectives: Collectives | None, seconds: float, progress: Progress
+    ) -> None:
         """`seconds`: how long a collective may take."""
         self.raised: Raised | None = None
         self.told_at = 0
@@ -65,6 +68,7 @@ class Whereabouts:
         self._clock = clock
         self._collectives = collectives
         self._seconds = seconds
+        self._progress = progress
         self._main = threading.main_thread().ident or 0
         self._computed = self._looked = 0
         self._moved = False
@@ -83,6 +87,7 @@ class Whereabouts:
             as_of=self._clock.now(),
             moves=self._moves(does, doing.own_frame(spelled)),
             doing=does,
+            step=self._progress.step.number,
             frames=spelled,
             groups=self._groups(),
             raised=self.raised,

@@ -24,7 +24,7 @@ static struct {
     Py_ssize_t default_, others;                                                /* Line */
     Py_ssize_t call, started, address;                                          /* Slot */
     Py_ssize_t calls, recent, sizes, sampled;                                   /* Group */
-    Py_ssize_t here, buckets, time, bytes, unsized, notable, number;            /* Cell */
+    Py_ssize_t here, buckets, time, waited, bytes, unsized, notable, number;    /* Cell */
 } at;
 
 static PyObject *name_slot, *name_nbytes, *name_dtype, *name_counter;
@@ -512,7 +512,7 @@ static PyObject *lay_out(PyObject *module, PyObject *args)
         {group, "recent", &at.recent},   {group, "sizes", &at.sizes},    {group, "sampled", &at.sampled},
         {cell, "group", &at.here},       {cell, "buckets", &at.buckets}, {cell, "time", &at.time},
         {cell, "bytes", &at.bytes},      {cell, "unsized", &at.unsized}, {cell, "notable", &at.notable},
-        {cell, "number", &at.number},    {slot, "address", &at.address},
+        {cell, "number", &at.number},    {slot, "address", &at.address}, {cell, "waited", &at.waited},
     };
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         if (find(fields[i].type, fields[i].name, fields[i].offset))
@@ -527,10 +527,27 @@ static PyObject *lay_out(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* The ns that all `cells`, the keys of a dict, have counted. */
+static PyObject *times(PyObject *module, PyObject *cells)
+{
+    PyObject *cell, *value;
+    Py_ssize_t position = 0;
+    int64_t sum = 0;
+    if (!PyDict_Check(cells))
+        return PyErr_Format(PyExc_TypeError, "cells must be in a dict");
+    while (PyDict_Next(cells, &position, &cell, &value))
+        if (Py_TYPE(cell) == at.cell)
+            sum += PyLong_AsLongLong(FIELD(cell, at.time)) + PyLong_AsLongLong(FIELD(cell, at.waited));
+    if (PyErr_Occurred())
+        return NULL;
+    return PyLong_FromLongLong(sum);
+}
+
 static PyMethodDef functions[] = {
     {"lay_out", lay_out, METH_VARARGS, NULL},
     {"instrument", instrument, METH_VARARGS, NULL},
     {"release", release, METH_O, NULL},
+    {"times", times, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_counting", "The hot path in C.", -1, functions};

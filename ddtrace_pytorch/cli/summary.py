@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any
 
-from ddtrace_pytorch.cli import collectives
+from ddtrace_pytorch.cli import collectives, steps
 from ddtrace_pytorch.cli.choice import jobs_in, meant_attempts
 from ddtrace_pytorch.cli.collectives import Group
 from ddtrace_pytorch.cli.single_calls import SingleCall
+from ddtrace_pytorch.cli.steps import Steps
 from ddtrace_pytorch.cli.stragglers import Stragglers
 from ddtrace_pytorch.runlog.fields import integer, mapping, text
 from ddtrace_pytorch.runlog.reader import RankLog, Scan, read
@@ -101,6 +102,7 @@ class Attempt(Start):
     single_calls: int
     slowest_calls: list[SingleCall]
     stragglers: list[Stragglers]
+    steps: Steps
     ranks: list[Rank]
 
 
@@ -196,7 +198,9 @@ def summarise(found: Scan, job: str | None = None, attempt: str = "last", calls:
     asked = [attempts[at] for at in meant_attempts(attempt, [one.incarnation for one in attempts], chosen)]
 
     for one in asked:
-        said = collectives.gather((log for log in in_job if log.incarnation == one.incarnation), calls)
+        logs = [log for log in in_job if log.incarnation == one.incarnation]
+        said = collectives.gather(logs, calls)
+        one.steps = steps.gather(logs)
         one.collectives, one.stragglers = said.groups, said.stragglers
         one.single_calls, one.slowest_calls = said.single, said.slowest
 
@@ -280,6 +284,7 @@ def _attempt(number: int, facts: list[_RankFacts]) -> Attempt:
         single_calls=0,
         slowest_calls=[],
         stragglers=[],
+        steps=Steps(),
         ranks=ranks,
     )
 

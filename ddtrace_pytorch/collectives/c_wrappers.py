@@ -16,7 +16,7 @@ from ddtrace_pytorch.collectives import sizes
 from ddtrace_pytorch.collectives.generated import signature_of
 from ddtrace_pytorch.collectives.in_flight import InFlight, Slot
 from ddtrace_pytorch.collectives.surface import Operation
-from ddtrace_pytorch.ledger import Cell, Group, Line
+from ddtrace_pytorch.ledger import Cell, Group, Line, times_of
 
 try:
     from ddtrace_pytorch.collectives import _counting
@@ -24,6 +24,9 @@ except ImportError:
     exists = False
 else:
     exists = True
+
+# What sums up the times of cells.
+times: Callable[[dict[Cell, None]], int] = _counting.times if exists else times_of
 
 _NOTHING = (-1, "")
 _BYTES_OF_ONE = re.compile(r"(\w+)\.nbytes")

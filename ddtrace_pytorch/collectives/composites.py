@@ -11,9 +11,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from ddtrace_pytorch.border import leave_no_trace, safely
-from ddtrace_pytorch.collectives.compiler import compiling
 from ddtrace_pytorch.collectives.generated import compiled, signature_of
 from ddtrace_pytorch.collectives.surface import SCATTERS, Operation
+from ddtrace_pytorch.compiler import compiling
 from ddtrace_pytorch.ledger import Cell, How, Ledger
 
 if TYPE_CHECKING:

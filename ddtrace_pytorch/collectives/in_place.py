@@ -21,7 +21,7 @@ from typing import Any
 import wrapt
 
 from ddtrace_pytorch.border import log, warn_once
-from ddtrace_pytorch.collectives.compiler import leave_uncompiled, see_through
+from ddtrace_pytorch.compiler import leave_uncompiled, see_through
 
 Undo = Callable[[], None]
 # Takes the original, gives a Python function to run in its place (same parameters).

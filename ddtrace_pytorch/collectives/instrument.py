@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ddtrace_pytorch import compiler
 from ddtrace_pytorch.border import safely, warn_once
 from ddtrace_pytorch.collectives import (
     c_wrappers,
-    compiler,
     composites,
     in_place,
     native_hooks,

@@ -11,7 +11,7 @@ from typing import Any
 
 from ddtrace_pytorch.border import safely
 from ddtrace_pytorch.clock import Clock
-from ddtrace_pytorch.collectives import telling
+from ddtrace_pytorch.collectives import c_wrappers, telling
 from ddtrace_pytorch.collectives.callbacks import Callbacks
 from ddtrace_pytorch.collectives.flight_recorder import FlightRecorder
 from ddtrace_pytorch.collectives.group_lives import GroupLives
@@ -51,7 +51,8 @@ class Collectives:
     ) -> None:
         self._one_by_one = settings.collectives != "summary"
         self._groups = TorchGroups(torch.distributed)
-        self.ledger = Ledger(self._groups, round(settings.slow_ms * MILLISECOND), _each(settings.collectives))
+        slow = round(settings.slow_ms * MILLISECOND)
+        self.ledger = Ledger(self._groups, slow, _each(settings.collectives), c_wrappers.times)
         self.instrument = Instrument(torch, self.ledger, self._groups, lives, settings.instrument, wraps)
         self._markers = safely("mark collectives")(markers)(settings, torch, self._node_of)
         placeholder = getattr(torch.distributed.distributed_c10d, "_IllegalWork", ())
@@ -70,6 +71,12 @@ class Collectives:
         if self._markers is not None:
             self.instrument.listen(self._markers)
         safely("call the hooks of collectives")(self._callbacks.open)()
+
+    @property
+    def watched_in_part(self) -> bool:
+        """Whether torch has launched collectives and its recorder told of none: if one of its own doesn't end, nobody
+        sees it."""
+        return self.unfinished.blind and self.readings.any_launched
 
     def calls(self) -> int:
         """Collectives that were seen so far, over all groups."""
@@ -98,7 +105,7 @@ class Collectives:
         self.look(patience)
         self.ledger.beat()
         for sample in self.ledger.take_samples():
-            self._outlet.sample(*sample)
+            self._outlet.sample(sample)
         notes, lost = self.ledger.take_notes()
         if self._one_by_one:
             for note in notes:

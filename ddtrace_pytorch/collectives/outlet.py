@@ -7,7 +7,7 @@ from typing import Any
 from ddtrace_pytorch.clock import Clock
 from ddtrace_pytorch.collectives import telling
 from ddtrace_pytorch.exporter import Exporter
-from ddtrace_pytorch.ledger import Cell, Note
+from ddtrace_pytorch.ledger import Note, Sample
 from ddtrace_pytorch.rank_span import RankSpan
 from ddtrace_pytorch.spans import Fact
 
@@ -20,22 +20,23 @@ class Outlet:
         self._span = span
         self._exporter = exporter
 
-    def sample(self, cell: Cell, key: int, started: int, took: int, size: int) -> None:
-        """One call that all ranks record; `started` on the monotonic clock, both times in ns, `size` in bytes."""
-        monotonic = self._clock.from_monotonic
-        self._exporter.put(
-            {
-                "type": "call",
-                "ts": monotonic(started + took),
-                "op": cell.operation,
-                "group": cell.group.name,
-                "key": key,
-                "start": monotonic(started),
-                "duration": took,
-                "bytes": size,
-                "source": telling.time_source(cell.how, cell.group.backend),
-            }
-        )
+    def sample(self, sample: Sample) -> None:
+        """One call that all ranks record."""
+        cell, monotonic = sample.cell, self._clock.from_monotonic
+        record = {
+            "type": "call",
+            "ts": monotonic(sample.started + sample.took),
+            "op": cell.operation,
+            "group": cell.group.name,
+            "key": sample.number,
+            "start": monotonic(sample.started),
+            "duration": sample.took,
+            "bytes": sample.size,
+            "source": telling.time_source(cell.how, cell.group.backend),
+        }
+        if sample.step is not None:
+            record["step"] = sample.step
+        self._exporter.put(record)
 
     def call(self, note: Note, slow_calls: int | None = None) -> None:
         """One call with a span of its own; with `slow_calls`, it stands for so many."""
@@ -55,15 +56,4 @@ class Outlet:
         """The totals of one operation between two moments, in ns since the epoch; the run log has `more` of it."""
         record = self._span.child(telling.SUMMARY, resource, began, ended - began, facts)
         self._exporter.put_span(record, logged=False)
-        self._exporter.put(
-            {
-                "type": "summary",
-                "ts": ended,
-                "name": telling.SUMMARY,
-                "resource": resource,
-                "start": began,
-                "tags": dict(record.tags),
-                "metrics": dict(record.metrics),
-                **more,
-            }
-        )
+        self._exporter.put(record.as_summary(**more))

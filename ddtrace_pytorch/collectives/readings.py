@@ -38,6 +38,12 @@ class Readings:
         read = history.latest if history is not None else None
         return read.coverage() if read is not None else Coverage(None, here.calls)
 
+    @property
+    def any_launched(self) -> bool:
+        """Whether torch has counted a collective, by the last look at each group."""
+        latest = [history.latest for history in tuple(self._histories.values())]
+        return any(one is not None and one.launched for one in latest)
+
     def forget(self, here: Group) -> None:
         self._histories.pop(here, None)
 

@@ -143,6 +143,8 @@ def call_facts(note: Note) -> dict[str, Fact]:
     }
     if note.key:
         facts["collective.seq"] = note.key
+    if note.step is not None:
+        facts["step"] = note.step
     if note.code is not None:
         facts["collective.at"] = place(note.code, note.instruction)
     if source == "completion":

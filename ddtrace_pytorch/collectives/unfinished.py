@@ -26,11 +26,14 @@ class Unfinished:
         self._lags: dict[str, Lag] = {}
         self._seen: dict[str, Lag] = {}
         self._entries: dict[str, tuple[Entry, ...]] = {}
+        # Whether the recorder has told of nothing yet, as it does of everything once it has a buffer.
+        self.blind = True
 
     def beat(self, now: int) -> None:
         """Look how far the groups have come."""
-        lags = {}
-        for recorded, status in self._recorder.status().items():
+        lags, told = {}, self._recorder.status()
+        self.blind = not told
+        for recorded, status in told.items():
             if _is_behind(status):
                 known = self._lags.get(recorded)
                 lags[recorded] = known if known and known.completed == status.completed else Lag(status.completed, now)

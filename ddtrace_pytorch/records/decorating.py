@@ -10,7 +10,7 @@ from types import CodeType, FrameType
 from typing import Any, TypeVar, cast
 
 from ddtrace_pytorch.border import leave_no_trace
-from ddtrace_pytorch.collectives.compiler import leave_uncompiled, see_through
+from ddtrace_pytorch.compiler import leave_uncompiled, see_through
 from ddtrace_pytorch.records import switch
 from ddtrace_pytorch.records.user_span import Open, Span, begin, current, end
 

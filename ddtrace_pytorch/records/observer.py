@@ -83,12 +83,7 @@ class Records:
         for name, totals in tuple(self._totals.items()):
             if totals.count:
                 buckets = totals.buckets
-                self._summary(telling.SUMMARY, name, began, totals.take(), buckets)
-        if self._recorder.progress.step.number is None:
-            # Nobody sums up steps.
-            facts = self.facts_of_summary()
-            if facts:
-                self._summary(telling.OTHERS, "scalars and events", began, facts)
+                self._summary(name, began, totals.take(), buckets)
 
     def facts_of_step(self, step: Step) -> dict[str, Fact]:
         """What was recorded in `step`, for its span: each scalar's last number, and how many events; once only."""
@@ -98,19 +93,18 @@ class Records:
 
     def facts_of_summary(self) -> dict[str, Fact]:
         """The same since the last time, for a summary of steps: of scalars also the least and the most."""
+        self.beat()
         said, self._since = self._since, Said()
         return said.facts(summary=True)
 
-    def farewell(self, dying: bool) -> None:
-        """The process may be about to die: tell what there is. If it is `dying`, nobody captures a graph any more."""
-        if dying:
-            self._recorder.on_gpu.finish(self._recorder, 0.0)
-        self.summarise()
+    @safely("read the last numbers on the GPU")
+    def gather(self, deadline: Deadline) -> None:
+        """At the end, when nobody captures a CUDA graph any more: take the numbers that arrive until then."""
+        self._recorder.on_gpu.finish(self._recorder, deadline.left(GPU_SECONDS))
 
     @safely("tell the last of the user's records")
-    def close(self, deadline: Deadline) -> None:
+    def close(self) -> None:
         """Tell what is left; what is recorded from now on waits for the next session."""
-        self._recorder.on_gpu.finish(self._recorder, deadline.left(GPU_SECONDS))
         self.summarise()
         self._decide(last=True)
         self._recorder.rest()
@@ -228,20 +222,8 @@ class Records:
                 return piece
         return self._pieces[0]
 
-    def _summary(
-        self, name: str, resource: str, began: int, facts: dict[str, Fact], buckets: list[int] | None = None
-    ) -> None:
-        record = self._span.child(name, resource, began, self._told_at - began, facts)
+    def _summary(self, name: str, began: int, facts: dict[str, Fact], buckets: list[int]) -> None:
+        record = self._span.child(telling.SUMMARY, name, began, self._told_at - began, facts)
         self._exporter.put_span(record, logged=False)
-        said = {
-            "type": "summary",
-            "ts": self._told_at,
-            "name": name,
-            "resource": resource,
-            "start": began,
-            "tags": dict(record.tags),
-            "metrics": dict(record.metrics),
-        }
-        if buckets is not None:
-            said["buckets"] = {str(bucket): many for bucket, many in enumerate(buckets) if many}
-        self._exporter.put(said)
+        counted = {str(bucket): many for bucket, many in enumerate(buckets) if many}
+        self._exporter.put(record.as_summary(buckets=counted))

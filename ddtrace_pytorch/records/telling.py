@@ -12,7 +12,6 @@ from ddtrace_pytorch.spans import STACK_LIMIT, Fact
 # Names of spans.
 NAME = "pytorch.span"
 SUMMARY = "pytorch.spans"
-OTHERS = "pytorch.records"
 
 # What ddtrace, Datadog or we mean something else by; attributes of these names are called `attributes.<name>`.
 RESERVED = frozenset(

@@ -168,7 +168,8 @@ def end(opened: Open, error: BaseException | None) -> None:
             failed = failure(error)
             opened.failed = failed is not None
         step = opened.step
-        opened.within = within = recorder.progress.step is step
+        now_in = recorder.progress.step
+        opened.within = within = now_in is step or _follows(step, now_in)
         span = opened.span
         recorder.add(
             SPAN,
@@ -218,6 +219,14 @@ def failure(error: BaseException) -> Failure | None:
         stack.append((code.co_filename, trace.tb_lineno, code.co_name))
         trace = trace.tb_next
     return Failure(type_name(error), message, tuple(stack))
+
+
+def _follows(step: Step, later: Step) -> bool:
+    """Whether `later` is the step after `step`, at most. A span around an optimizer's step often ends there, because
+    that is where the step does."""
+    if step.relative is not None and later.relative is not None:
+        return later.relative - step.relative <= 1
+    return False
 
 
 def _is_around(outer: Open, inner: Open | None) -> bool:

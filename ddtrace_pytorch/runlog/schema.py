@@ -27,20 +27,25 @@ and by type
               ``identity``, and that it is open in ``beat``.
 ``event``     a moment: ``name``, ``step``, ``tags``
 ``scalar``    numbers of a step: ``step``, ``metrics``
-``step``      one training step: ``step``, ``start``, ``duration`` (ns), ``metrics``
+``step``      one training step: ``step`` (its number), ``relative_step`` (since the training was begun or resumed),
+              ``start``, ``duration`` (ns), ``metrics`` (what isn't there is 0): of the duration ``data_ns`` went into
+              waiting for batches, ``collective_ns`` into collectives, ``optimizer_ns`` into optimizers without these,
+              and ``gc_ns`` into collecting garbage, in any of the others; ``device.memory.allocated`` and ``.peak``
+              (bytes); ``tags`` that it was given; ``unfinished`` (true: the rank ended in the middle of it)
 ``call``      one sampled collective: ``op``, ``group`` (torch's name), ``key`` (its number there; both are the same
               on every rank of the group), ``start``, ``duration`` (ns), ``bytes``, ``source`` (what the duration is:
-              ``completion`` of the collective, or ``issue`` of the call alone)
+              ``completion`` of the collective, or ``issue`` of the call alone), ``step`` in which it was, if known
 ``summary``   totals since the last one: ``name``, ``resource``, ``start`` (ns; they end at ``ts``), ``tags``,
               ``metrics``. Of collectives (``pytorch.collectives``) one for each operation, group and ``how``
               (``waited``: for completion; ``issued``: and perhaps waited for later; ``native``: by torch's C++ side,
               without times), with ``buckets`` {``"b"``: calls that took less than 2**b ns, and at least half of
               that}; and without these two one of the operation ``unseen``, the difference between what torch launched
               and what was seen on a group. ``collective.group_launched`` and ``collective.group_seen`` alone are not
-              since the last one but since the session began, and so is what is ``unseen``.
-``beat``      the rank was alive: ``seq`` (1, 2, …) and, if they are counted, ``calls`` (collectives so far) and
-              ``groups`` {name: [``entered``, ``completed``, what it is in or null, since when]}, which are as in
-              ``state``
+              since the last one but since the session began, and so is what is ``unseen``. Of the steps
+              (``pytorch.steps``) there is one.
+``beat``      the rank was alive: ``seq`` (1, 2, …), ``steps`` so far and, if they are counted, ``calls`` (collectives
+              so far) and ``groups`` {name: [``entered``, ``completed``, what it is in or null, since when]}, which are
+              as in ``state``
 ``state``     all that a rank says of itself (:class:`ddtrace_pytorch.stalls.roll.RankState`), in ``state``: where a
               collective raised or takes too long, at an end by an exception, and of a rank that was killed the last
               that it left; ``why``: ``raised``, ``stall``, ``exception`` or ``killed``
@@ -73,8 +78,24 @@ MAX_INT_BITS = 4096  # beyond some 4,300 digits Python itself refuses to read an
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
+_as_it_is = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
 def encode(record: Mapping[str, Any]) -> bytes:
-    """`record` as one line, ``type`` and ``ts`` first; never raises, whatever the values are."""
+    """`record` as one line, ``type`` first; never raises, whatever the values are."""
+    if next(iter(record), None) == "type":
+        # Nearly all records hold what JSON has, and to find that out value by value takes most of the time.
+        try:
+            line = _as_it_is(record)
+        except (OverflowError, RecursionError, RuntimeError, TypeError, ValueError):
+            pass
+        else:
+            if "\\ud" not in line:  # else perhaps half of a pair, which is no text
+                return line.encode("ascii") + b"\n"
+    return _encode_slowly(record)
+
+
+def _encode_slowly(record: Mapping[str, Any]) -> bytes:
     head = {key: record[key] for key in ("type", "ts") if key in record}
     line = json.dumps(_plain({**head, **record}, MAX_DEPTH), separators=(",", ":"), allow_nan=False)
     return line.encode("ascii") + b"\n"

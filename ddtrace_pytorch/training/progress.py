@@ -15,18 +15,24 @@ class Step:
     """One step of the training.
 
     `number`: of the whole training; `relative`: since it was begun or resumed, from 1 on; both None as long as it isn't
-    known that there are steps. `span_id`: of its span, if it gets one; `sampled`: whether it does, None until its end.
-    `tags`: words that somebody put on it, in their order.
+    known that there are steps. `sampled`: whether it gets a span, None until its end. `tags`: words that somebody put
+    on it, in their order.
     """
 
-    __slots__ = ("number", "relative", "sampled", "span_id", "tags")
+    __slots__ = ("_span_id", "number", "relative", "sampled", "tags")
 
     def __init__(self, number: int | None = None, relative: int | None = None) -> None:
         self.number = number
         self.relative = relative
-        self.span_id = _random.getrandbits(63) | 1
         self.sampled: bool | None = None
         self.tags: dict[str, None] = {}
+        self._span_id = 0
+
+    @property
+    def span_id(self) -> int:
+        """Of its span, if it gets one. For the Pulse alone: most get none, and random numbers take their time."""
+        self._span_id = self._span_id or _random.getrandbits(63) | 1
+        return self._span_id
 
 
 class Progress:

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 from harness.job import DDTRACE_RUN, PYTHON, Jobs, alone, environment, torchrun
-from harness.log import Record, of_type
+from harness.log import Record, of_type, rank_spans
 
 from ddtrace_pytorch.collectives import native_hooks
+from ddtrace_pytorch.collectives.surface import release_of
 
 pytestmark = pytest.mark.dist
 
@@ -307,3 +308,22 @@ def test_the_recorder_has_a_buffer_while_we_are_on(
     env = alone(tmp_path / "log", DD_PATCH_MODULES="pytorch:true", **more)
     result = jobs.run([*DDTRACE_RUN, *PYTHON, jobs.script(BUFFER)], env).ok()
     assert result.stdout.splitlines() == [str(during), str(after)]
+
+
+WATCHED = """
+    import torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    dist.all_reduce(torch.ones(1))
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.skipif(release_of(torch.__version__) < (2, 8), reason="torch records nothing of gloo before 2.8")
+@pytest.mark.parametrize(("size", "watch"), [("2000", "full"), ("0", "degraded")])
+def test_where_torch_records_nothing_the_stall_watch_is_said_to_be_degraded(
+    jobs: Jobs, tmp_path: Path, size: str, watch: str
+) -> None:
+    env = environment(None, DD_PATCH_MODULES="pytorch:true", DD_PYTORCH_EXPORT="local",
+                      DD_PYTORCH_LOG_DIR=str(tmp_path / "log"), TORCH_FR_BUFFER_SIZE=size)  # fmt: skip
+    jobs.run([*DDTRACE_RUN, *torchrun(2), jobs.script(WATCHED)], env).ok()
+    assert [span["tags"]["pytorch.stall_watch"] for span in rank_spans(tmp_path / "log")] == [watch] * 2

@@ -292,5 +292,5 @@ def test_spans_reach_the_agent_below_the_rank_span(jobs: Jobs, agent: Agent) -> 
     assert fails["meta"]["error.type"] == "ValueError"
     counts = {one["resource"]: one["metrics"]["span.count"] for one in agent.spans("pytorch.spans")}
     assert counts == {"outer": 3, "inner": 3, "fails": 1}
-    (said,) = agent.spans("pytorch.records")
+    (said,) = agent.spans("pytorch.steps")
     assert said["metrics"]["scalar.reward.last"] == 2.5

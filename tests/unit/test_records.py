@@ -450,11 +450,12 @@ def test_every_record_has_the_step_and_its_number_since_the_training_was_resumed
     set_step(1_001, relative_step=1)
     with span("in"):
         set_step(1_002, relative_step=2)
+        set_step(1_003, relative_step=3)
     scalar({"loss": 1.0})
     before, around, loss = rows(recorder)
     assert (before.step.number, before.step.relative) == (None, None)
     assert (around.step.number, around.step.relative, around.within) == (1_001, 1, False)
-    assert (loss.step.number, loss.step.relative) == (1_002, 2)
+    assert (loss.step.number, loss.step.relative) == (1_003, 3)
 
 
 def test_a_tag_is_on_what_follows_in_the_step_in_all_threads(recorder: Recorder) -> None:

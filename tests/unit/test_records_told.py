@@ -11,7 +11,6 @@ import pytest
 
 from ddtrace_pytorch import event, scalar, span, step_tag
 from ddtrace_pytorch.clock import Clock
-from ddtrace_pytorch.deadline import Deadline
 from ddtrace_pytorch.rank_span import RankSpan
 from ddtrace_pytorch.records import observer, switch
 from ddtrace_pytorch.records.observer import Records
@@ -143,18 +142,29 @@ def test_of_a_step_that_is_not_sampled_the_failed_ones_are_sent(told: Told) -> N
 
 
 def test_a_span_around_steps_is_no_parent_of_theirs_and_sent_like_one_outside(told: Told) -> None:
-    first = told.step(1)
+    steps = []
     with span("epoch"):
-        with span("first"):
-            pass
-        second = told.step(2)
-        with span("second"):
-            pass
-    first.sampled = second.sampled = True
+        for number in range(3):
+            steps.append(told.step(number))
+            with span(f"in {number}"):
+                pass
+    for step in steps:
+        step.sampled = True
     sent = told.spans()
-    assert sent["first"].parent_id == first.span_id
-    assert sent["second"].parent_id == second.span_id
+    assert [sent[f"in {number}"].parent_id for number in range(3)] == [step.span_id for step in steps]
     assert sent["epoch"].parent_id == told.rank.piece.span_id
+
+
+def test_a_span_around_the_end_of_a_step_is_in_that_step(told: Told) -> None:
+    step = told.step(1)
+    with span("step"):
+        with span("forward"):
+            pass
+        told.step(2)  # by the optimizer
+    step.sampled = True
+    sent = told.spans()
+    assert sent["step"].parent_id == step.span_id
+    assert sent["forward"].parent_id == sent["step"].span_id
 
 
 def test_short_spans_are_not_sent_unless_they_failed(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,16 +318,6 @@ def test_what_is_kept_of_steps_is_bounded(told: Told) -> None:
     assert told.records.facts_of_step(step) == {"scalar.loss": 1_999}
 
 
-def test_without_steps_scalars_and_events_are_summed_up_by_themselves(told: Told) -> None:
-    scalar({"reward": 0.5})
-    event("sync")
-    told.records.summarise()
-    (record,) = told.log("summary")
-    assert record["name"] == "pytorch.records"
-    assert record["metrics"]["scalar.reward.last"] == 0.5
-    assert record["metrics"]["event.sync.count"] == 1
-
-
 def test_what_was_not_recorded_is_told_exactly(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     from ddtrace_pytorch.records import recorder
 
@@ -335,7 +335,7 @@ def test_at_the_end_all_is_told_and_the_step_under_way_is_not_sampled(told: Told
         pass
     with pytest.raises(KeyError), span("failed"):
         raise KeyError
-    told.records.close(Deadline(1))
+    told.records.close()
     assert [one.resource for one in told.exporter.sent if one.name == "pytorch.span"] == ["failed"]
     assert len(told.log("user_span")) == 2
     assert not told.recorder.attended

@@ -1,0 +1,52 @@
+"""The report's table of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from ddtrace_pytorch.cli.steps import PARTS, RankSteps, Steps
+from ddtrace_pytorch.cli.tables import line, row, span, table
+
+RANK_ROWS = 16
+SLOW_ROWS = 3
+
+
+def render_steps(steps: Steps, console: Console) -> None:
+    """How long steps took, rank by rank, and who makes them longer; nothing where nobody stepped."""
+    if not steps.ranks:
+        return
+    line(console, "")
+    line(console, "Steps", style="bold")
+    shown = _most_telling(steps)
+    right = ("Rank", "Steps", "Per s", "p50", "p95", "Max", "Data", "Collectives", "Optimizer", "Compute")
+    drawn = table(*right, right=right)
+    for one in shown:
+        shares = (one.share_data, one.share_collective, one.share_optimizer, one.share_compute)
+        row(
+            drawn,
+            str(one.rank),
+            f"{one.steps:,}",
+            f"{one.per_second:.3g}",
+            *(span(ms) for ms in (one.p50_ms, one.p95_ms, one.max_ms)),
+            *(f"{share:.0%}" for share in shares),
+        )
+    console.print(drawn)
+    if len(steps.ranks) > len(shown):
+        line(console, f"… {len(steps.ranks) - len(shown):,} more ranks (--json lists all)")
+    for slow in steps.slow[:SLOW_ROWS]:
+        why = f"{PARTS[slow.part]} (+{span(slow.part_ms)})"
+        line(
+            console, f"rank {slow.rank} takes {span(slow.ms)} more of each step than the others: {why}", style="yellow"
+        )
+    if len(steps.slow) > SLOW_ROWS:
+        line(console, f"… {len(steps.slow) - SLOW_ROWS:,} more slow ranks (--json lists all)", style="yellow")
+
+
+def _most_telling(steps: Steps) -> Sequence[RankSteps]:
+    """All ranks, or the slow ones first."""
+    if len(steps.ranks) <= RANK_ROWS:
+        return steps.ranks
+    place = {slow.rank: at for at, slow in enumerate(steps.slow)}
+    return sorted(steps.ranks, key=lambda one: (place.get(one.rank, len(place)), one.rank))[:RANK_ROWS]

@@ -1,0 +1,128 @@
+"""The steps of each rank, from the `step` records of its log, and which ranks make each step longer. Pure.
+
+Ranks that train together end each step at about the same time: who is slow spends longer on its *own* (all but
+collectives), and the others wait for it in collectives. So of two ranks with equal steps the one that is longer on its
+own is the slow one, and the part of it that exceeds that of the others most is why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from ddtrace_pytorch.histogram import Times
+from ddtrace_pytorch.runlog.fields import TOO_LARGE, integer, mapping, number
+from ddtrace_pytorch.runlog.reader import RankLog, read
+
+# Of the median rank's step, as much as a rank has to be longer on its own to be called slow.
+NOTABLE = 0.05
+
+PARTS = {"data": "data loading", "compute": "compute", "optimizer": "the optimizer"}
+
+
+@dataclass
+class RankSteps:
+    """The steps that one rank ended. Times in ms; the shares of their time add up to 1."""
+
+    rank: int
+    steps: int
+    first_step: int | None
+    last_step: int | None
+    per_second: float
+    mean_ms: float
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    max_ms: float
+    share_data: float
+    share_collective: float
+    share_optimizer: float
+    share_compute: float
+
+
+@dataclass
+class SlowRank:
+    """A rank that is so many `ms` a step longer on its own than the median rank; most of them are its `part`."""
+
+    rank: int
+    ms: float
+    part: str
+    part_ms: float
+
+
+@dataclass
+class Steps:
+    """Of one attempt: `ranks` that stepped, and those that are `slow`, the slowest first."""
+
+    ranks: list[RankSteps] = field(default_factory=list)
+    slow: list[SlowRank] = field(default_factory=list)
+
+
+def gather(logs: Iterable[RankLog]) -> Steps:
+    """The steps of one attempt's ranks."""
+    ranks = sorted((one for log in logs if (one := _of_rank(log)) is not None), key=lambda one: one.rank)
+    return Steps(ranks, slow_among(ranks))
+
+
+def slow_among(ranks: Sequence[RankSteps]) -> list[SlowRank]:
+    """Those of `ranks` that are notably longer on their own than the median of them."""
+    if len(ranks) < 2:
+        return []
+    own = {one.rank: {part: getattr(one, f"share_{part}") * one.mean_ms for part in PARTS} for one in ranks}
+    usual = {part: _low_median([parts[part] for parts in own.values()]) for part in PARTS}
+    usual_sum = _low_median([sum(parts.values()) for parts in own.values()])
+    step = median(one.mean_ms for one in ranks)
+    found = []
+    for rank, parts in own.items():
+        excess = sum(parts.values()) - usual_sum
+        if excess > NOTABLE * step:
+            part = max(PARTS, key=lambda name: parts[name] - usual[name])
+            found.append(SlowRank(rank, excess, part, parts[part] - usual[part]))
+    return sorted(found, key=lambda one: (-one.ms, one.rank))
+
+
+def _low_median(values: Sequence[float]) -> float:
+    """Of two ranks the median is the faster one: half of the ranks may be slow."""
+    return sorted(values)[(len(values) - 1) // 2]
+
+
+def _of_rank(log: RankLog) -> RankSteps | None:
+    times, parts = Times(), dict.fromkeys(("data", "collective", "optimizer"), 0)
+    first = last = None
+    for record in read(log, ("step",)):
+        took = integer(record, "duration")
+        if took is None or not 0 <= took < TOO_LARGE or record.get("unfinished"):
+            continue
+        times.add(took)
+        _add(parts, mapping(record, "metrics"))
+        step = integer(record, "step")
+        first, last = (step if first is None else first), (last if step is None else step)
+    if not times.count:
+        return None
+    wall = times.total or 1
+    shares = {name: part / wall for name, part in parts.items()}
+    return RankSteps(
+        rank=log.rank,
+        steps=times.count,
+        first_step=first,
+        last_step=last,
+        per_second=times.count / (wall / 1e9),
+        mean_ms=times.total / times.count / 1e6,
+        p50_ms=times.percentile(0.5) / 1e6,
+        p95_ms=times.percentile(0.95) / 1e6,
+        p99_ms=times.percentile(0.99) / 1e6,
+        max_ms=times.longest / 1e6,
+        share_data=shares["data"],
+        share_collective=shares["collective"],
+        share_optimizer=shares["optimizer"],
+        share_compute=max(1 - sum(shares.values()), 0.0),
+    )
+
+
+def _add(parts: dict[str, int], metrics: Mapping[str, Any]) -> None:
+    for name in parts:
+        part = number(metrics, f"{name}_ns")
+        if part is not None and 0 <= part < TOO_LARGE:
+            parts[name] += int(part)

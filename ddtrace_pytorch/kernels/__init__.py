@@ -1,0 +1,1 @@
+"""What this rank's GPU does."""

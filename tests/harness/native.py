@@ -1,0 +1,16 @@
+"""Shared objects that tests build with gcc, to stand in for libraries of others."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+SOURCES = Path(__file__).resolve().parent.parent / "native"
+
+
+def built(name: str, directory: Path) -> Path:
+    """The shared object of tests/native/`name`.c, made in `directory`."""
+    made = directory / f"{name}.so"
+    command = ["gcc", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", str(SOURCES / f"{name}.c"), "-o", str(made)]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    return made

@@ -1,0 +1,107 @@
+"""The steps in a report: how long they took, and who makes them longer."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from ddtrace_pytorch.cli.main import cli
+from ddtrace_pytorch.cli.step_tables import render_steps
+from ddtrace_pytorch.cli.steps import RankSteps, Steps, slow_among
+from ddtrace_pytorch.runlog.schema import encode
+
+MS = 1_000_000
+T0 = 1_790_000_000_000 * MS
+
+
+def write(root: Path, rank: int, steps: list[dict[str, Any]]) -> None:
+    directory = root / "4242" / "aaa"
+    directory.mkdir(parents=True, exist_ok=True)
+    job = {"id": "4242", "incarnation": "aaa", "attempt": 0, "launcher": "slurm", "source": "SLURM_JOB_ID", "ids": {}}
+    identity = {"type": "identity", "ts": T0, "schema": 1, "rank": rank, "world_size": 2, "host": "a", "job": job}
+    lines = [encode(identity), *(encode({"type": "step", "ts": T0, **step}) for step in steps)]
+    (directory / f"rank-{rank:05d}.jsonl").write_bytes(b"".join(lines))
+
+
+def step(number: int, ms: float, **parts: float) -> dict[str, Any]:
+    metrics = {f"{name}_ns": round(part * MS) for name, part in parts.items()}
+    return {"step": number, "relative_step": number, "start": T0, "duration": round(ms * MS), "metrics": metrics}
+
+
+def report(root: Path, *options: str) -> str:
+    result = CliRunner().invoke(cli, ["report", str(root), *options])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_a_rank_whose_loader_is_slow_is_named_with_the_reason(tmp_path: Path) -> None:
+    write(tmp_path, 0, [step(n, 100, data=60, collective=1, optimizer=5) for n in range(1, 101)])
+    write(tmp_path, 1, [step(n, 100, data=2, collective=59, optimizer=5) for n in range(1, 101)])
+    assert "rank 0 takes 58ms more of each step than the others: data loading (+58ms)" in report(tmp_path)
+    (attempt,) = json.loads(report(tmp_path, "--json"))["attempts"]
+    assert attempt["steps"]["slow"] == [{"rank": 0, "ms": 58.0, "part": "data", "part_ms": 58.0}]
+    first = attempt["steps"]["ranks"][0]
+    assert (first["steps"], first["first_step"], first["last_step"], first["max_ms"]) == (100, 1, 100, 100.0)
+    assert first["p50_ms"] == pytest.approx(100, rel=0.07)
+    assert first["per_second"] == pytest.approx(10)
+    assert sum(first[f"share_{part}"] for part in ("data", "collective", "optimizer", "compute")) == pytest.approx(1)
+
+
+def test_what_is_damaged_or_unfinished_is_no_step(tmp_path: Path) -> None:
+    odd: list[dict[str, Any]] = [
+        step(3, 1e300),
+        {**step(4, 5), "unfinished": True},
+        {**step(5, 5), "duration": "long"},
+        {**step(6, 5), "metrics": [1], "step": "six"},
+        {**step(7, 5), "metrics": {"data_ns": float("nan"), "collective_ns": -5}},
+    ]
+    write(tmp_path, 0, [step(1, 10, data=5), *odd])
+    write(tmp_path, 1, [])
+    (attempt,) = json.loads(report(tmp_path, "--json"))["attempts"]
+    (one,) = attempt["steps"]["ranks"]
+    assert (one["steps"], one["first_step"], one["last_step"]) == (3, 1, 7)
+    assert one["share_data"] == pytest.approx(0.25)
+
+
+def test_without_steps_nothing_is_said_of_them(tmp_path: Path) -> None:
+    write(tmp_path, 0, [])
+    assert "Steps" not in report(tmp_path)
+
+
+def of(rank: int, data: float, collective: float, optimizer: float = 0.1) -> RankSteps:
+    compute = 1 - data - collective - optimizer
+    return RankSteps(rank, 10, 1, 10, 10.0, 100.0, 100.0, 100.0, 100.0, 100.0, data, collective, optimizer, compute)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "slow"),
+    [
+        ([of(0, 0.1, 0.1), of(1, 0.1, 0.1)], []),
+        ([of(0, 0.1, 0.1)], []),
+        ([of(rank, 0.1, 0.5) for rank in range(7)] + [of(7, 0.1, 0.1)], [(7, "compute")]),
+        (
+            [of(rank, 0.1, 0.5) for rank in range(3)] + [of(3, 0.1, 0.1, 0.5), of(4, 0.5, 0.0)],
+            [(4, "data"), (3, "optimizer")],
+        ),
+        # Where nobody's collectives are seen everybody seems to be on its own all the time.
+        ([of(rank, 0.1, 0.0) for rank in range(4)], []),
+    ],
+)
+def test_who_is_slow(ranks: list[RankSteps], slow: list[tuple[int, str]]) -> None:
+    assert [(one.rank, one.part) for one in slow_among(ranks)] == slow
+
+
+def test_of_a_thousand_ranks_the_slow_ones_are_shown(tmp_path: Path) -> None:
+    ranks = [of(rank, 0.1, 0.1 if rank == 777 else 0.5) for rank in range(1_000)]
+    told = io.StringIO()
+    render_steps(Steps(ranks, slow_among(ranks)), Console(file=told, width=80))
+    lines = told.getvalue().splitlines()
+    assert lines[4].split()[0] == "777"
+    assert any("984 more ranks" in one for one in lines)
+    assert max(map(len, lines)) <= 80
