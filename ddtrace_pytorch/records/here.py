@@ -52,6 +52,14 @@ def arrive() -> Here:
     return here
 
 
+def be_deaf() -> None:
+    """From now on nothing is recorded on this thread, which is one of ours."""
+    try:
+        local.here.deaf = True
+    except AttributeError:
+        arrive().deaf = True
+
+
 def task_number() -> int | None:
     """A small number for the asyncio task that runs on this thread, where a loop does; None between tasks."""
     task = current_task()
