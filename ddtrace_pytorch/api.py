@@ -78,7 +78,8 @@ def event(name: str, /, **attributes: object) -> None:
         return
     try:
         values = plain(attributes) if attributes else NOTHING
-        found = row(recorder, EVENT, name, values, _getframe(1))
+        frame = _getframe(1)
+        found = row(recorder, EVENT, name, values, frame.f_code, frame.f_lasti)
         if found is not None:
             recorder.add(*found)
     except Exception as error:
@@ -108,7 +109,9 @@ def scalar(values: Mapping[str, object], /, *, step: int | None = None) -> None:
         return
     numbers, on_gpu, others = split(values)
     try:
-        found = row(recorder, SCALAR, "", {"metrics": numbers, "types": others}, _getframe(1), of_step)
+        frame = _getframe(1)
+        told = {"metrics": numbers, "types": others}
+        found = row(recorder, SCALAR, "", told, frame.f_code, frame.f_lasti, of_step)
         if found is None:
             return
         if on_gpu:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from time import monotonic_ns
-from types import FrameType
+from types import CodeType
 from typing import Any
 
 from ddtrace_pytorch.records.here import arrive, local, running_loop, task_number
@@ -17,10 +17,11 @@ def row(
     kind: str,
     name: str,
     values: dict[str, Any],
-    frame: FrameType,
+    code: CodeType | str,
+    instruction: int,
     of_step: tuple[int | None, int | None] | None = None,
 ) -> tuple[Any, ...] | None:
-    """What :meth:`Recorder.add` takes of something that happens now, in `frame`; None on a thread of ours."""
+    """What :meth:`Recorder.add` takes of something that happens now; None on a thread of ours."""
     try:
         thread = local.here
     except AttributeError:
@@ -36,8 +37,8 @@ def row(
         values,
         step,
         tags_of(step),
-        frame.f_code,
-        frame.f_lasti,
+        code,
+        instruction,
         thread.name,
         task_number() if running_loop() is not None else None,
         surrounding(thread),

@@ -45,7 +45,7 @@ class Open:
         parent: Open | None,
         step: Step,
         chosen: bool | None,
-        code: CodeType,
+        code: CodeType | str,
         instruction: int,
     ) -> None:
         self.span = span
@@ -68,11 +68,11 @@ class Span:
     One may be entered as often as wanted, also while it is open, and on several threads and in several tasks at once.
     """
 
-    __slots__ = ("_attributes", "_name", "_open")
+    __slots__ = ("_open", "attributes", "name")
 
     def __init__(self, name: str, attributes: dict[str, Plain]) -> None:
-        self._name = name
-        self._attributes = attributes
+        self.name = name
+        self.attributes = attributes
         self._open: Open | None = None
 
     def __enter__(self) -> Span:
@@ -120,7 +120,7 @@ class Span:
         return opened or self._open
 
 
-def begin(recorder: Recorder, span: Span, code: CodeType, instruction: int) -> Open | None:
+def begin(recorder: Recorder, span: Span, code: CodeType | str, instruction: int) -> Open | None:
     """A span begins here; None if it isn't recorded."""
     try:
         try:
@@ -133,7 +133,7 @@ def begin(recorder: Recorder, span: Span, code: CodeType, instruction: int) -> O
             recorder.attend()  # first, for what that takes is not the user's
         outer = surrounding(thread)
         step = recorder.progress.step
-        chosen = None if step.number is not None else recorder.chooses(span._name)
+        chosen = None if step.number is not None else recorder.chooses(span.name)
         opened = Open(span, recorder.random.getrandbits(63) | 1, outer, step, chosen, code, instruction)
         if opened.depth < DEEPEST:
             current.set(opened)
@@ -144,8 +144,8 @@ def begin(recorder: Recorder, span: Span, code: CodeType, instruction: int) -> O
         return None
 
 
-def end(opened: Open, error: BaseException | None) -> None:
-    """It ends here, with `error` if there is one on its way."""
+def end(opened: Open, error: BaseException | None, failed: Failure | None = None) -> None:
+    """It ends here, with `error` if there is one on its way, or with what is known of one: that it `failed`."""
     now = monotonic_ns()
     try:
         if opened.took >= 0:
@@ -163,10 +163,9 @@ def end(opened: Open, error: BaseException | None) -> None:
         recorder = switch.recorder
         if recorder is None:
             return
-        failed = None
         if error is not None:
             failed = failure(error)
-            opened.failed = failed is not None
+        opened.failed = failed is not None
         step = opened.step
         now_in = recorder.progress.step
         opened.within = within = now_in is step or _follows(step, now_in)
@@ -175,8 +174,8 @@ def end(opened: Open, error: BaseException | None) -> None:
             SPAN,
             next(recorder.numbers),
             now,
-            span._name,
-            span._attributes,
+            span.name,
+            span.attributes,
             step,
             tags_of(step),
             opened.code,
