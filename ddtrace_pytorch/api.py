@@ -81,7 +81,7 @@ def event(name: str, /, **attributes: object) -> None:
         frame = _getframe(1)
         found = row(recorder, EVENT, name, values, frame.f_code, frame.f_lasti)
         if found is not None:
-            recorder.add(*found)
+            recorder.add(found)
     except Exception as error:
         complain("record an event", error)
 
@@ -105,19 +105,19 @@ def scalar(values: Mapping[str, object], /, *, step: int | None = None) -> None:
     recorder = switch.recorder
     if recorder is None:
         for name in values:
-            text(name, "the name of a scalar")
+            if type(name) is not str:
+                text(name, "the name of a scalar")
         return
     numbers, on_gpu, others = split(values)
     try:
         frame = _getframe(1)
-        told = {"metrics": numbers, "types": others}
-        found = row(recorder, SCALAR, "", told, frame.f_code, frame.f_lasti, of_step)
+        found = row(recorder, SCALAR, "", numbers, frame.f_code, frame.f_lasti, others, of_step)
         if found is None:
             return
         if on_gpu:
             recorder.on_gpu.put(recorder, found, numbers, on_gpu)
         else:
-            recorder.add(*found)
+            recorder.add(found)
     except Exception as error:
         complain("record a scalar", error)
 

@@ -22,6 +22,7 @@ from typing import Any
 from ddtrace_pytorch.border import safely, warn_once
 from ddtrace_pytorch.records import switch
 from ddtrace_pytorch.records.attributes import NOTHING, as_number, text
+from ddtrace_pytorch.records.here import Here
 from ddtrace_pytorch.records.notes import row
 from ddtrace_pytorch.records.recorder import EVENT, SCALAR, SPAN, Failure, Recorder, Row
 from ddtrace_pytorch.records.tags import tag
@@ -29,6 +30,9 @@ from ddtrace_pytorch.records.user_span import Open, Span, begin, end
 from ddtrace_pytorch.spans import MESSAGE_LIMIT
 
 _STEP_STATE = "torchtitan.observability.structured_logger.step_state"
+
+# The thread of a span that was made elsewhere.
+_SOMEWHERE = Here("", foreign=False)
 
 # Spans that are never ended: of how many threads and tasks, and how many of each, are kept.
 LINES = 1_000
@@ -111,16 +115,16 @@ class Handler(logging.Handler):
         number = as_number(getattr(record, "value", None))
         if number is not None:
             name = text(getattr(record, "event_name", None), "the name of a scalar")
-            self._note(recorder, SCALAR, "", {"metrics": {name: number}, "types": {}}, made, line)
+            self._note(recorder, SCALAR, "", {name: number}, made, line)
 
     def _note(self, recorder: Recorder, kind: str, name: str, values: dict[str, Any], made: _Made, line: Any) -> None:
-        found = row(recorder, kind, name, values, made.place, 0, _of_step(recorder, made))
+        found = row(recorder, kind, name, values, made.place, 0, of_step=_of_step(recorder, made))
         if found is None:
             return
         if made.elsewhere:
             around = self._lines.get(line)
             found = _as_made(found, made, around.open[-1] if around is not None and around.open else None)
-        recorder.add(*found)
+        recorder.add(found)
 
     def _start(self, recorder: Recorder, name: str, made: _Made, line: Any) -> None:
         mine = self._lines.get(line)
@@ -137,7 +141,7 @@ class Handler(logging.Handler):
             outer = mine.open[-1] if mine.open else None
             step = recorder.progress.step
             chosen = None if step.number is not None else recorder.chooses(name)
-            opened = Open(span, recorder.random.getrandbits(63) | 1, outer, step, chosen, made.place, 0)
+            opened = Open(span, recorder.random.getrandbits(63) | 1, outer, step, _SOMEWHERE, chosen, made.place, 0)
             opened.started = made.at
         if opened is not None:
             mine.open.append(opened)
@@ -169,10 +173,10 @@ class Handler(logging.Handler):
             end(opened, None, failed)
             return
         opened.took, opened.failed = made.at - opened.started, failed is not None
-        found = row(recorder, SPAN, name, NOTHING, made.place, 0, _of_step(recorder, made))
+        found = row(recorder, SPAN, name, NOTHING, made.place, 0, of_step=_of_step(recorder, made))
         if found is not None:
             told = (opened.started, opened.id, opened.chosen, True, failed)
-            recorder.add(*_as_made(found, made, opened.parent)[: -len(told)], *told)
+            recorder.add((*_as_made(found, made, opened.parent)[: -len(told)], *told))
 
 
 def _made(record: logging.LogRecord) -> _Made:

@@ -42,8 +42,8 @@ def one(value: object) -> Plain:
     kind = type(value)
     if kind is str:
         return short(value)  # type: ignore[arg-type]
-    if value is None:
-        return None
+    if kind is float or kind is bool or value is None:
+        return value  # type: ignore[return-value]
     number = as_number(value)
     if number is not None:
         return number

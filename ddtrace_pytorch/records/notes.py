@@ -6,9 +6,10 @@ from time import monotonic_ns
 from types import CodeType
 from typing import Any
 
+from ddtrace_pytorch.records import tags
 from ddtrace_pytorch.records.here import arrive, local, running_loop, task_number
 from ddtrace_pytorch.records.recorder import Recorder
-from ddtrace_pytorch.records.tags import tags_of
+from ddtrace_pytorch.records.tags import NONE
 from ddtrace_pytorch.records.user_span import surrounding
 
 
@@ -19,6 +20,7 @@ def row(
     values: dict[str, Any],
     code: CodeType | str,
     instruction: int,
+    types: dict[str, Any] | None = None,
     of_step: tuple[int | None, int | None] | None = None,
 ) -> tuple[Any, ...] | None:
     """What :meth:`Recorder.add` takes of something that happens now; None on a thread of ours."""
@@ -36,12 +38,13 @@ def row(
         name,
         values,
         step,
-        tags_of(step),
+        tags.tags_of(step) if step.tags or tags.in_tasks else NONE,
         code,
         instruction,
         thread.name,
         task_number() if running_loop() is not None else None,
         surrounding(thread),
+        types,
         of_step,
         0,
         0,

@@ -143,7 +143,7 @@ class Records:
             whose.append(self._of_step(row.step))
         for said in whose:
             if row.kind == SCALAR:
-                for name, number in row.values["metrics"].items():
+                for name, number in row.values.items():
                     said.scalar(name, number)
             else:
                 said.event(row.name)

@@ -130,7 +130,7 @@ class OnGpu:
         if device.capturing():
             self._lose(CAPTURING, len(tensors))
             if numbers:
-                recorder.add(*row)
+                recorder.add(row)
             return
         self.look(recorder)
         slots: list[tuple[str, int]] = []
@@ -146,7 +146,7 @@ class OnGpu:
             events[tensor.device] = tensor
         if not slots:
             if numbers:
-                recorder.add(*row)
+                recorder.add(row)
             return
         marks = [device.mark(tensor) for tensor in events.values()]
         self._coming.append(_OnTheirWay(marks, slots, row, numbers))
@@ -169,7 +169,7 @@ class OnGpu:
                 for name, slot in first.slots:
                     first.numbers[name] = device.read(slot)
                     self._free.append(slot)
-                recorder.add(*first.row)
+                recorder.add(first.row)
         finally:
             self._looking.release()
 
@@ -184,7 +184,7 @@ class OnGpu:
             left = self._coming.popleft()
             self._lose(NOT_READ, len(left.slots))
             if left.numbers:
-                recorder.add(*left.row)
+                recorder.add(left.row)
 
     def lost(self) -> dict[str, int]:
         """How many numbers were lost since the last time, by the reason."""

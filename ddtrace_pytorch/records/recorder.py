@@ -47,8 +47,9 @@ class Row(NamedTuple):
     """One record. Times in ns on the monotonic clock.
 
     `number`: how many were made before. `at`: when it happened, or was over. `values`: a span's or event's attributes,
-    or the numbers of a scalar. `tags`: those of the step then. `code` and `instruction`: where in the user's code;
-    `code` may be the place itself, in words. `task`: a number for the asyncio task. `parent`: the span around it.
+    or the numbers of a scalar; `types`: of what it has that is no number. `tags`: those of the step then. `code` and
+    `instruction`: where in the user's code; `code` may be the place itself, in words. `task`: a number for the asyncio
+    task. `parent`: the span around it.
 
     `of_step`: the number that the user gave a scalar. Of a span only: when it `started`, its `id`; whether it was
     `chosen` to be sent (None: that is decided with its step); whether the step was the same at its end (`within`); what
@@ -67,6 +68,7 @@ class Row(NamedTuple):
     thread: str
     task: int | None
     parent: Open | None
+    types: dict[str, Any] | None = None
     of_step: tuple[int | None, int | None] | None = None
     started: int = 0
     id: int = 0
@@ -106,7 +108,7 @@ class Recorder:
         self.attended = False
         self._turn = threading.Lock()
 
-    def add(self, *row: Any) -> None:
+    def add(self, row: tuple[Any, ...]) -> None:
         """One record: the values of a :class:`Row`, all of them. Where there is no room it is counted."""
         raw = self._raw
         if len(raw) < self._most:

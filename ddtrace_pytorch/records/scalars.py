@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 from ddtrace_pytorch.border import warn_once
 from ddtrace_pytorch.records.attributes import as_number, one, text
@@ -17,19 +17,19 @@ WARNINGS = 20
 
 _NOTHING = nullcontext()
 
+_tensors: tuple[type, ...] = ()
+# How many modes of the user's see what is done with a tensor.
+_modes: Callable[[], int] = int
+
 _warned: set[str] = set()
 
 
-class Split(NamedTuple):
-    """`numbers` at hand; `on_gpu`: tensors of one element there; `others`: what isn't a number, as its type."""
-
-    numbers: dict[str, int | float]
-    on_gpu: list[tuple[str, Any]]
-    others: dict[str, Any]
+Split = tuple[dict[str, int | float], list[tuple[str, Any]], dict[str, Any]]
 
 
 def split(values: Mapping[str, object]) -> Split:
-    """Sort `values`.
+    """Of `values` the numbers that are at hand, the tensors of one element on a GPU, and what isn't a number, as its
+    type.
 
     Raises:
         TypeError: the name of one is no text.
@@ -44,20 +44,24 @@ def split(values: Mapping[str, object]) -> Split:
         if kind is float:
             numbers[name] = value  # type: ignore[assignment]
             continue
-        number = as_number(value)
-        if number is None:
-            number = _in_array(value)
-        if number is not None:
-            numbers[name] = int(number) if number is True or number is False else number
-        elif _is_on_gpu(value):
-            on_gpu.append((name, value))
+        if kind in (_tensors or _find_tensors()):
+            number = _in_tensor(value)
+            if number is None and _is_on_gpu(value):
+                on_gpu.append((name, value))
+                continue
         else:
+            number = as_number(value)
+            if number is None:
+                number = _in_array(value)
+        if number is None:
             others[name] = one(value)
+        else:
+            numbers[name] = int(number) if number is True or number is False else number
     if len(values) > MOST:
         numbers, on_gpu, others = _fewer(numbers, on_gpu, others)
     if others:
         _warn(others)
-    return Split(numbers, on_gpu, others)
+    return numbers, on_gpu, others
 
 
 def without_dispatch(torch: Any) -> Any:
@@ -65,28 +69,40 @@ def without_dispatch(torch: Any) -> Any:
     return torch._C._DisableTorchDispatch() if torch._C._len_torch_dispatch_stack() else _NOTHING
 
 
-def _in_array(value: Any) -> int | float | None:
-    """The one element of a tensor in this host's memory, or of an array of NumPy's."""
+def _find_tensors() -> tuple[type, ...]:
+    """The classes of tensors behind which there is no code of the user's."""
+    global _tensors, _modes
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        _tensors = (torch.Tensor, torch.nn.Parameter)
+        _modes = torch._C._len_torch_dispatch_stack
+    return _tensors
+
+
+def _in_tensor(value: Any) -> int | float | None:
+    """The one element of a tensor in this host's memory."""
     try:
-        torch = sys.modules.get("torch")
-        if torch is not None and type(value) in (torch.Tensor, torch.nn.Parameter):
-            if not value.is_cpu or value.numel() != 1:
-                return None
-            with without_dispatch(torch):
+        if not value.is_cpu:
+            return None
+        if _modes():
+            with without_dispatch(sys.modules["torch"]):
                 return as_number(value.item())
-        numpy = sys.modules.get("numpy")
-        if numpy is not None and type(value) is numpy.ndarray and value.size == 1:
-            return as_number(value.item())
+        return as_number(value.item())
     except Exception:
-        pass  # a tensor that has no value, as while it is traced
+        return None  # there are several, or it is being traced and has none
+
+
+def _in_array(value: Any) -> int | float | None:
+    """The one element of an array of NumPy's."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and type(value) is numpy.ndarray and value.size == 1:
+        return as_number(value.item())
     return None
 
 
 def _is_on_gpu(value: Any) -> bool:
     try:
-        torch = sys.modules.get("torch")
-        is_tensor = torch is not None and type(value) in (torch.Tensor, torch.nn.Parameter)
-        return is_tensor and value.is_cuda and value.numel() == 1 and not value.is_complex()
+        return bool(value.is_cuda) and value.numel() == 1 and not value.is_complex()
     except Exception:
         return False
 

@@ -13,6 +13,10 @@ _of_task: ContextVar[tuple[Step | None, tuple[str, ...]]] = ContextVar("ddtrace_
 # No more of them on one step than that.
 MOST = 64
 
+# Whether any task has had some. Few programs have: whoever records looks here first.
+in_tasks = False
+NONE: tuple[str, ...] = ()
+
 
 def tag(progress: Progress, word: str) -> None:
     """Put `word` on the step under way: for this asyncio task and those it starts, or, outside of tasks, for all."""
@@ -23,7 +27,9 @@ def tag(progress: Progress, word: str) -> None:
         return
     of, words = _of_task.get()
     mine = words if of is step else ()
+    global in_tasks
     if word not in mine and len(mine) < MOST:
+        in_tasks = True
         _of_task.set((step, (*mine, word)))
 
 

@@ -27,9 +27,9 @@ def log_record(row: Row, offset: int, at: str) -> dict[str, Any]:
     said: dict[str, Any] = {"type": kind, "ts": when}
     if kind == SCALAR:
         said["seq"] = row.number
-        said["metrics"] = row.values["metrics"]
-        if row.values["types"]:
-            said["types"] = row.values["types"]
+        said["metrics"] = row.values
+        if row.types:
+            said["types"] = row.types
     else:
         said["name"] = row.name
         said["seq"] = row.number

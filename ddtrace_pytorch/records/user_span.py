@@ -11,11 +11,11 @@ from types import CodeType, TracebackType
 from typing import Any, Literal, TypeVar
 
 from ddtrace_pytorch.border import complain
-from ddtrace_pytorch.records import here, switch
+from ddtrace_pytorch.records import here, switch, tags
 from ddtrace_pytorch.records.attributes import Plain
 from ddtrace_pytorch.records.here import Here, arrive, local, running_loop, task_number
 from ddtrace_pytorch.records.recorder import SPAN, Failure, Recorder
-from ddtrace_pytorch.records.tags import tags_of
+from ddtrace_pytorch.records.tags import NONE
 from ddtrace_pytorch.spans import MESSAGE_LIMIT, STACK_FRAMES, type_name
 from ddtrace_pytorch.training.progress import Step
 
@@ -35,7 +35,8 @@ class Open:
     `within`: in the step that it began in."""
 
     __slots__ = (
-        "chosen", "code", "depth", "failed", "id", "instruction", "parent", "span", "started", "step", "took", "within",
+        "chosen", "code", "depth", "failed", "id", "instruction", "parent", "span", "started", "step", "thread", "took",
+        "within",
     )  # fmt: skip
 
     def __init__(
@@ -44,6 +45,7 @@ class Open:
         id: int,
         parent: Open | None,
         step: Step,
+        thread: Here,
         chosen: bool | None,
         code: CodeType | str,
         instruction: int,
@@ -53,6 +55,7 @@ class Open:
         self.parent = parent
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.step = step
+        self.thread = thread
         self.chosen = chosen
         self.code = code
         self.instruction = instruction
@@ -134,7 +137,7 @@ def begin(recorder: Recorder, span: Span, code: CodeType | str, instruction: int
         outer = surrounding(thread)
         step = recorder.progress.step
         chosen = None if step.number is not None else recorder.chooses(span.name)
-        opened = Open(span, recorder.random.getrandbits(63) | 1, outer, step, chosen, code, instruction)
+        opened = Open(span, recorder.random.getrandbits(63) | 1, outer, step, thread, chosen, code, instruction)
         if opened.depth < DEEPEST:
             current.set(opened)
             thread.innermost = opened
@@ -154,10 +157,7 @@ def end(opened: Open, error: BaseException | None, failed: Failure | None = None
         # Not by a token: it may have been begun in another context.
         if current.get() is opened or _is_around(opened, current.get()):
             current.set(opened.parent)
-        try:
-            thread = local.here
-        except AttributeError:
-            thread = arrive()
+        thread = opened.thread
         if thread.innermost is opened:
             thread.innermost = opened.parent
         recorder = switch.recorder
@@ -171,24 +171,27 @@ def end(opened: Open, error: BaseException | None, failed: Failure | None = None
         opened.within = within = now_in is step or _follows(step, now_in)
         span = opened.span
         recorder.add(
-            SPAN,
-            next(recorder.numbers),
-            now,
-            span.name,
-            span.attributes,
-            step,
-            tags_of(step),
-            opened.code,
-            opened.instruction,
-            thread.name,
-            task_number() if running_loop() is not None else None,
-            opened.parent,
-            None,
-            opened.started,
-            opened.id,
-            opened.chosen,
-            within,
-            failed,
+            (
+                SPAN,
+                next(recorder.numbers),
+                now,
+                span.name,
+                span.attributes,
+                step,
+                tags.tags_of(step) if step.tags or tags.in_tasks else NONE,
+                opened.code,
+                opened.instruction,
+                thread.name,
+                task_number() if running_loop() is not None else None,
+                opened.parent,
+                None,
+                None,
+                opened.started,
+                opened.id,
+                opened.chosen,
+                within,
+                failed,
+            )
         )
     except Exception as broken:
         complain("record a span", broken)

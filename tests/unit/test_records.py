@@ -527,15 +527,15 @@ def test_a_scalar_is_taken_at_once(recorder: Recorder, value: Any, recorded: flo
             value.zero_()
     (row,) = rows(recorder)
     assert (row.kind, at(row)) == (SCALAR, place)
-    assert row.values == {"metrics": {"x": recorded}, "types": {}}
-    assert type(row.values["metrics"]["x"]) in (int, float)
+    assert (row.values, row.types) == ({"x": recorded}, {})
+    assert type(row.values["x"]) in (int, float)
 
 
 def test_nan_survives(recorder: Recorder) -> None:
     scalar({"python": math.nan, "torch": torch.tensor(math.nan), "numpy": numpy.float32("nan")})
     (row,) = rows(recorder)
-    assert all(map(math.isnan, row.values["metrics"].values()))
-    assert len(row.values["metrics"]) == 3
+    assert all(map(math.isnan, row.values.values()))
+    assert len(row.values) == 3
 
 
 @pytest.mark.parametrize(
@@ -558,7 +558,7 @@ def test_of_what_is_no_number_the_type_is_recorded_and_said_once(
     for _ in range(2):
         scalar({"bad": value, "good": 1})
     for row in rows(recorder):
-        assert row.values == {"metrics": {"good": 1}, "types": {"bad": type_}}
+        assert (row.values, row.types) == ({"good": 1}, {"bad": type_})
     assert len(said) == 1
     assert "'bad'" in said[0]
 
@@ -566,8 +566,8 @@ def test_of_what_is_no_number_the_type_is_recorded_and_said_once(
 def test_of_far_too_many_scalars_in_one_call_some_are_left_out_with_a_mark(recorder: Recorder) -> None:
     scalar({str(number): number for number in range(scalars.MOST + 7)})
     (row,) = rows(recorder)
-    assert len(row.values["metrics"]) == scalars.MOST
-    assert row.values["types"] == {"…": "+7 scalars"}
+    assert len(row.values) == scalars.MOST
+    assert row.types == {"…": "+7 scalars"}
 
 
 def test_a_scalar_may_be_of_another_step(recorder: Recorder) -> None:
@@ -603,7 +603,7 @@ def test_modes_of_the_users_see_nothing_of_it(recorder: Recorder) -> None:
     with Counts():
         scalar({"loss": loss})
     assert Counts.seen == 0
-    assert rows(recorder)[0].values["metrics"] == {"loss": 3.0}
+    assert rows(recorder)[0].values == {"loss": 3.0}
 
 
 CALLS: list[Callable[[], object]] = [
