@@ -134,15 +134,10 @@ class Handler(logging.Handler):
             mine = self._lines[line] = _Line()
         if len(mine.open) >= DEPTH:
             return
-        span = Span(name, NOTHING)
-        if not made.elsewhere:
-            opened = begin(recorder, span, made.place, 0)
+        if made.elsewhere:
+            opened: Open | None = _begun(recorder, name, made, mine.open[-1] if mine.open else None)
         else:
-            outer = mine.open[-1] if mine.open else None
-            step = recorder.progress.step
-            chosen = None if step.number is not None else recorder.chooses(name)
-            opened = Open(span, recorder.random.getrandbits(63) | 1, outer, step, _SOMEWHERE, chosen, made.place, 0)
-            opened.started = made.at
+            opened = begin(recorder, Span(name, NOTHING), made.place, 0, itself=True)
         if opened is not None:
             mine.open.append(opened)
 
@@ -159,7 +154,7 @@ class Handler(logging.Handler):
             return
         failed, mine.failed = mine.failed, None
         # Those in it that were never ended are left behind.
-        while mine.open and mine.open[-1].span.name != name:
+        while mine.open and mine.open[-1].name != name:
             mine.open.pop()
         opened = mine.open.pop() if mine.open else None
         if not mine.open:
@@ -177,6 +172,17 @@ class Handler(logging.Handler):
         if found is not None:
             told = (opened.started, opened.id, opened.chosen, True, failed)
             recorder.add((*_as_made(found, made, opened.parent)[: -len(told)], *told))
+
+
+def _begun(recorder: Recorder, name: str, made: _Made, outer: Open | None) -> Open:
+    """What :func:`begin` would have given where the record was made."""
+    opened = Open()
+    opened.name, opened.attributes, opened.id, opened.owner = name, NOTHING, next(recorder.ids), None
+    opened.parent, opened.depth = outer, 0 if outer is None else outer.depth + 1
+    opened.step, opened.thread, opened.code, opened.instruction = recorder.progress.step, _SOMEWHERE, made.place, 0
+    opened.chosen = None if opened.step.number is not None else recorder.chooses(name)
+    opened.started, opened.took, opened.failed, opened.within = made.at, -1, False, True
+    return opened
 
 
 def _made(record: logging.LogRecord) -> _Made:

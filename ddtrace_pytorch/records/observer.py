@@ -161,7 +161,6 @@ class Records:
     def _span_ended(self, row: Row, at: str) -> None:
         totals = named(self._totals, row.name, SpanTotals)
         took, failed = row.at - row.started, row.failed is not None
-        slow = totals.is_slow(took)
         totals.add(took, failed, at)
         if took < SHORTEST and not failed:
             return
@@ -175,7 +174,7 @@ class Records:
             return
         # Outside of steps, or around some.
         chosen = self._recorder.chooses(row.name) if row.chosen is None else row.chosen
-        if chosen or failed or slow:
+        if chosen or failed or totals.is_slow(took):
             self._send(row, at)
 
     def _decide(self, last: bool = False) -> None:

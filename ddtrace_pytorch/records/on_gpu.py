@@ -59,7 +59,7 @@ class Cuda:
         self._torch = torch
         # Of a kind that may be written to in and out of inference mode.
         with torch.inference_mode(False):
-            self._memory = torch.empty(SLOTS * SLOT_BYTES, dtype=torch.uint8, pin_memory=True)
+            self._memory = torch.empty(SLOTS * SLOT_BYTES, dtype=torch.uint8, device="cpu", pin_memory=True)
         self._views: dict[tuple[int, Any], Any] = {}
         self._in_use: dict[int, Any] = {}
         self._events: dict[Any, deque[Any]] = {}
@@ -141,7 +141,11 @@ class OnGpu:
             except IndexError:
                 self._lose(NO_ROOM, 1)
                 continue
-            device.copy(tensor, slot)
+            try:
+                device.copy(tensor, slot)
+            except BaseException:
+                self._free.append(slot)
+                raise
             slots.append((name, slot))
             events[tensor.device] = tensor
         if not slots:
@@ -167,7 +171,8 @@ class OnGpu:
                 coming.popleft()
                 most -= 1
                 for name, slot in first.slots:
-                    first.numbers[name] = device.read(slot)
+                    number = device.read(slot)
+                    first.numbers[name] = int(number) if isinstance(number, bool) else number
                     self._free.append(slot)
                 recorder.add(first.row)
         finally:

@@ -81,7 +81,7 @@ WIDTH = len(Row._fields)
 
 
 class Recorder:
-    """One process'. `numbers` gives each record its number; `random` the spans' ids; `attended`: there is a
+    """One process'. `numbers` gives each record its number; `ids` the spans' ids; `attended`: there is a
     session."""
 
     def __init__(
@@ -97,7 +97,8 @@ class Recorder:
         self.set_step = set_step
         self.on_gpu = OnGpu(lambda: Cuda(sys.modules["torch"]))
         self.numbers = count(1)
-        self.random = random.Random(random.SystemRandom().getrandbits(64))
+        # One after the other, from anywhere in the lower half of what there is.
+        self.ids = count(random.SystemRandom().getrandbits(62) | 1)
         self._raw: deque[Any] = deque()
         self._most = HELD_BEFORE * WIDTH
         self._refused = count()
@@ -148,8 +149,8 @@ class Recorder:
         try:
             raw = self._raw
             pop = raw.popleft
-            columns = range(WIDTH)
-            rows = [Row._make([pop() for _ in columns]) for _ in range(len(raw) // WIDTH)]
+            values = iter([pop() for _ in range(len(raw) // WIDTH * WIDTH)])
+            rows = [*map(Row._make, zip(*[values] * WIDTH, strict=True))]
             # A counter can only be read by taking a number from it, so our own readings are taken off again.
             refused = next(self._refused) - self._refused_read
             self._refused_read += 1

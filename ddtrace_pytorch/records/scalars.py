@@ -44,8 +44,12 @@ def split(values: Mapping[str, object]) -> Split:
         if kind is float:
             numbers[name] = value  # type: ignore[assignment]
             continue
+        number: int | float | None
         if kind in (_tensors or _find_tensors()):
             number = _in_tensor(value)
+            if type(number) is float:
+                numbers[name] = number
+                continue
             if number is None and _is_on_gpu(value):
                 on_gpu.append((name, value))
                 continue
@@ -86,8 +90,10 @@ def _in_tensor(value: Any) -> int | float | None:
             return None
         if _modes():
             with without_dispatch(sys.modules["torch"]):
-                return as_number(value.item())
-        return as_number(value.item())
+                number = value.item()
+        else:
+            number = value.item()
+        return number if type(number) is float else as_number(number)
     except Exception:
         return None  # there are several, or it is being traced and has none
 

@@ -32,68 +32,62 @@ current: ContextVar[Open | None] = ContextVar("ddtrace_pytorch.span", default=No
 
 class Open:
     """A span that has begun. `took`: how long, in ns, once it is over, and -1 until then; `failed`: by an exception;
-    `within`: in the step that it began in."""
+    `within`: in the step that it began in; `owner`: what it is one of the entries into, unless it is that itself."""
 
+    # Set by `begin`, all of them: to call an initialiser would take as long as all the rest.
     __slots__ = (
-        "chosen", "code", "depth", "failed", "id", "instruction", "parent", "span", "started", "step", "thread", "took",
-        "within",
+        "attributes", "chosen", "code", "depth", "failed", "id", "instruction", "name", "owner", "parent", "started",
+        "step", "thread", "took", "within",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        span: Span,
-        id: int,
-        parent: Open | None,
-        step: Step,
-        thread: Here,
-        chosen: bool | None,
-        code: CodeType | str,
-        instruction: int,
-    ) -> None:
-        self.span = span
-        self.id = id
-        self.parent = parent
-        self.depth: int = 0 if parent is None else parent.depth + 1
-        self.step = step
-        self.thread = thread
-        self.chosen = chosen
-        self.code = code
-        self.instruction = instruction
-        self.took = -1
-        self.failed = False
-        self.within = True
-        self.started = monotonic_ns()
+    attributes: dict[str, Plain]
+    chosen: bool | None
+    code: CodeType | str
+    depth: int
+    failed: bool
+    id: int
+    instruction: int
+    name: str
+    owner: Span | None
+    parent: Open | None
+    started: int
+    step: Step
+    thread: Here
+    took: int
+    within: bool
 
 
-class Span:
+class Span(Open):
     """What :func:`ddtrace_pytorch.span` gives: a context manager, also for ``async with``, and a decorator.
 
     One may be entered as often as wanted, also while it is open, and on several threads and in several tasks at once.
+    The first time it is itself the open span, because most are entered once.
     """
 
-    __slots__ = ("_open", "attributes", "name")
+    __slots__ = ("_last",)
 
     def __init__(self, name: str, attributes: dict[str, Plain]) -> None:
         self.name = name
         self.attributes = attributes
-        self._open: Open | None = None
+        self.id = 0
+        self._last: Open | None = None
 
     def __enter__(self) -> Span:
         recorder = switch.recorder
         if recorder is not None:
             frame = _getframe(1)
-            self._open = begin(recorder, self, frame.f_code, frame.f_lasti)
+            opened = begin(recorder, self, frame.f_code, frame.f_lasti, True)
+            if opened is not self:
+                self._last = opened
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
         opened = current.get()
-        if opened is None or opened.span is not self:
-            opened = self._opened(opened)
+        if opened is not self:
+            opened = self._entered(opened)
         if opened is not None:
-            if opened is self._open:
-                self._open = None
             end(opened, error)
         return False
 
@@ -101,7 +95,9 @@ class Span:
         recorder = switch.recorder
         if recorder is not None:
             frame = _getframe(1)
-            self._open = begin(recorder, self, frame.f_code, frame.f_lasti)
+            opened = begin(recorder, self, frame.f_code, frame.f_lasti, True)
+            if opened is not self:
+                self._last = opened
         return self
 
     async def __aexit__(
@@ -115,16 +111,23 @@ class Span:
 
         return decorated(self, function)
 
-    def _opened(self, opened: Open | None) -> Open | None:
-        """The one that ends here, where it isn't the innermost: others in it were never ended, or it was begun in
+    def _entered(self, innermost: Open | None) -> Open | None:
+        """The entry that ends here, where the innermost span is none: others in it were never ended, or it was begun in
         another context."""
-        while opened is not None and opened.span is not self:
+        opened = innermost
+        while opened is not None and opened is not self and opened.owner is not self:
             opened = opened.parent
-        return opened or self._open
+        if opened is None:
+            opened = self._last
+            if opened is None:
+                return self if self.id else None
+        if opened is self._last:
+            self._last = None
+        return opened
 
 
-def begin(recorder: Recorder, span: Span, code: CodeType | str, instruction: int) -> Open | None:
-    """A span begins here; None if it isn't recorded."""
+def begin(recorder: Recorder, span: Span, code: CodeType | str, instruction: int, itself: bool = False) -> Open | None:
+    """A span like `span` begins here, if it can be that one `itself`; None if it isn't recorded."""
     try:
         try:
             thread = local.here
@@ -137,10 +140,32 @@ def begin(recorder: Recorder, span: Span, code: CodeType | str, instruction: int
         outer = surrounding(thread)
         step = recorder.progress.step
         chosen = None if step.number is not None else recorder.chooses(span.name)
-        opened = Open(span, recorder.random.getrandbits(63) | 1, outer, step, thread, chosen, code, instruction)
-        if opened.depth < DEEPEST:
+        number = next(recorder.ids)
+        # No call in between, so that no other thread comes in between either.
+        if itself and not span.id:
+            opened: Open = span
+            opened.id = number
+            opened.owner = None
+        else:
+            opened = Open()
+            opened.id = number
+            opened.owner = span
+            opened.name = span.name
+            opened.attributes = span.attributes
+        opened.parent = outer
+        opened.step = step
+        opened.thread = thread
+        opened.chosen = chosen
+        opened.code = code
+        opened.instruction = instruction
+        opened.took = -1
+        opened.failed = False
+        opened.within = True
+        opened.depth = depth = 0 if outer is None else outer.depth + 1
+        if depth < DEEPEST:
             current.set(opened)
             thread.innermost = opened
+        opened.started = monotonic_ns()
         return opened
     except Exception as error:
         complain("begin a span", error)
@@ -169,14 +194,13 @@ def end(opened: Open, error: BaseException | None, failed: Failure | None = None
         step = opened.step
         now_in = recorder.progress.step
         opened.within = within = now_in is step or _follows(step, now_in)
-        span = opened.span
         recorder.add(
             (
                 SPAN,
                 next(recorder.numbers),
                 now,
-                span.name,
-                span.attributes,
+                opened.name,
+                opened.attributes,
                 step,
                 tags.tags_of(step) if step.tags or tags.in_tasks else NONE,
                 opened.code,
