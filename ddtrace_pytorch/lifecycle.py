@@ -17,6 +17,8 @@ from ddtrace_pytorch.spans import End
 from ddtrace_pytorch.termination import Handler
 from ddtrace_pytorch.threads import on_main_thread
 from ddtrace_pytorch.training import frameworks
+from ddtrace_pytorch.training.dataloader import Loaders
+from ddtrace_pytorch.training.progress import Progress
 from ddtrace_pytorch.training.steps import Steps
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ class Lifecycle:
         self.instrument = "in_place"
         self.lives = GroupLives()
         self.steps = Steps(self._first_stepped, self._stepped)
+        self.progress = Progress()
+        self.loaders = Loaders()
         self._groups = 0
         self._generated_id: str | None = None
         self._lock = threading.Lock()
@@ -80,6 +84,7 @@ class Lifecycle:
         if session is not None:
             session.close(end)
             self._generated_id = session.generated_id
+            self.loaders.begin_anew()
 
     @safely("follow the first optimizer step")
     def _first_stepped(self) -> None:
@@ -97,6 +102,12 @@ class Lifecycle:
         session = self.current
         if session is not None:
             session.learn({"framework": frameworks.stronger(str(session.span.facts()["framework"]), word)})
+
+    @safely("tag the data loader's workers")
+    def loader_starts(self, loader: Any) -> None:
+        """`loader`, a DataLoader, is about to be iterated."""
+        if self.loaders.iterates(loader) and self.current is not None:
+            self.current.learn(self.loaders.facts)
 
     def at_exit(self) -> None:
         """The interpreter (or a multiprocessing child) ends: by itself, by SystemExit or by an exception."""
@@ -126,6 +137,7 @@ class Lifecycle:
         self._groups = 0
         self._hears_multiprocessing = False
         self.steps.begin_anew()
+        self.loaders.begin_anew()
         if session is not None:
             safely("leave the parent's session")(session.abandon)()
         safely("hear signals")(self._handler.renew)()
@@ -140,6 +152,7 @@ class Lifecycle:
             session = self.current = opening.open_session(member, self.instrument, self._handler, self.lives)
         if session is not None:
             self.steps.begin_anew()
+            session.learn(self.loaders.facts)
             self._hear_multiprocessing()
         return session
 

@@ -101,10 +101,17 @@ class RankSpan:
             self._follow(now)
 
     def child(
-        self, name: str, resource: str, start: int, duration: int, facts: Mapping[str, Fact], error: bool = False
+        self,
+        name: str,
+        resource: str,
+        start: int,
+        duration: int,
+        facts: Mapping[str, Fact],
+        error: bool = False,
+        under: Piece | None = None,
     ) -> SpanRecord:
-        """A span of ours below the open piece; `start` in ns since the epoch, `duration` in ns."""
-        piece = self.piece
+        """A span of ours below `under` or the open piece; `start` in ns since the epoch, `duration` in ns."""
+        piece = under or self.piece
         tags, metrics = split({"component": "pytorch", **facts})
         return SpanRecord(
             name=name,

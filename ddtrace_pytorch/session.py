@@ -33,13 +33,14 @@ from ddtrace_pytorch.identity.meeting import Meeting
 from ddtrace_pytorch.identity.topology import find_nodes, this_node
 from ddtrace_pytorch.lookout import Lookout
 from ddtrace_pytorch.pulse import Pulse, task
-from ddtrace_pytorch.rank_span import RankSpan
+from ddtrace_pytorch.rank_span import Piece, RankSpan
 from ddtrace_pytorch.settings import Settings
 from ddtrace_pytorch.spans import End, Fact
 from ddtrace_pytorch.stalls import places
 from ddtrace_pytorch.stalls.last_words import Identity
 from ddtrace_pytorch.termination import Handler
 from ddtrace_pytorch.threads import leave_signals_to_others, on_main_thread
+from ddtrace_pytorch.training.checkpoint_spans import Checkpoints
 from ddtrace_pytorch.whereabouts import Whereabouts
 
 BEAT_SECONDS = 1.0
@@ -83,6 +84,7 @@ class Session:
             parent=parent,
             link=link,
         )
+        self.checkpoints = Checkpoints(self.tell)
         self._parent = parenthood.RankParent(self.span)
         self._exporter = Exporter(settings, member.rank, self._clock, self._identity, self._run_ids)
         self._collectives: Collectives | None = None
@@ -185,7 +187,26 @@ class Session:
         if self._exporter.close(max(0.1, deadline.left())):
             self._lookout.forget()
 
+    def tell(
+        self,
+        name: str,
+        resource: str,
+        start: int,
+        duration: int,
+        facts: Mapping[str, Fact],
+        error: bool = False,
+        under: Piece | None = None,
+    ) -> None:
+        """Send and write a span below the rank span, from any thread.
+
+        `start`: a reading of time.monotonic_ns(); `duration` in ns; `under`: the piece that was open when it started,
+        otherwise the open one.
+        """
+        began = self._clock.from_monotonic(start)
+        self._exporter.put_span(self.span.child(name, resource, began, duration, facts, error, under))
+
     def _finish(self, end: End) -> None:
+        self.checkpoints.settle()
         span = self.span.finish(self._clock.now(), end)
         self._lookout.end(span)
         self._exporter.put_span(span)
@@ -361,6 +382,7 @@ class Session:
         self._exporter.wake()
 
     def _summarise(self) -> None:
+        self.checkpoints.settle()
         if self._collectives is not None:
             self._collectives.summarise()
 
