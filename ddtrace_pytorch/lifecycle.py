@@ -17,6 +17,7 @@ from ddtrace_pytorch.spans import End
 from ddtrace_pytorch.termination import Handler
 from ddtrace_pytorch.threads import on_main_thread
 from ddtrace_pytorch.training import frameworks
+from ddtrace_pytorch.training.checkpoint import is_savers_process
 from ddtrace_pytorch.training.dataloader import Loaders
 from ddtrace_pytorch.training.progress import Progress
 from ddtrace_pytorch.training.steps import Steps
@@ -146,6 +147,8 @@ class Lifecycle:
     def _open(self, member: Member | None = None) -> Session | None:
         from ddtrace_pytorch import opening
 
+        if is_savers_process():
+            return None
         # Ranks may be threads of one process: each session takes the place of the one before, and none is forgotten.
         with self._opening:
             self.close(End("replaced"))

@@ -206,7 +206,7 @@ class Session:
         self._exporter.put_span(self.span.child(name, resource, began, duration, facts, error, under))
 
     def _finish(self, end: End) -> None:
-        self.checkpoints.settle()
+        self._tell_of_checkpoints(last=True)
         span = self.span.finish(self._clock.now(), end)
         self._lookout.end(span)
         self._exporter.put_span(span)
@@ -381,8 +381,15 @@ class Session:
         self._exporter.put(beat | self._lookout.beat())
         self._exporter.wake()
 
+    @safely("tell of checkpoints")
+    def _tell_of_checkpoints(self, last: bool = False) -> None:
+        if last:
+            self.checkpoints.close()
+        else:
+            self.checkpoints.settle()
+
     def _summarise(self) -> None:
-        self.checkpoints.settle()
+        self._tell_of_checkpoints()
         if self._collectives is not None:
             self._collectives.summarise()
 

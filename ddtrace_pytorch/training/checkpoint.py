@@ -7,12 +7,13 @@ thread.
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ Undo = Callable[[], None]
 _SERIALIZATION = "torch.serialization"
 _SAVER = "torch.distributed.checkpoint.state_dict_saver"
 _LOADER = "torch.distributed.checkpoint.state_dict_loader"
+_SAVERS_PROCESS = "torch.distributed.checkpoint._async_process_executor"
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,64 @@ class Running:
     rank: int
     # It is the part of an async_save that another thread does.
     behind: bool
+    future: Any = None
+    more: dict[str, Fact] = field(default_factory=dict)
     size: Size | None = None
+
+    def goes_on(self, future: Any) -> None:
+        """In the background, until `future` is done."""
+        self.future = future
+        future.add_done_callback(safely("tell of a checkpoint")(self._done))
+
+    def session_ends(self) -> None:
+        # Whoever waits for the future may go on, and end the session, before its callbacks are called.
+        if self.future is not None and self.future.done():
+            self._done(self.future)
+        else:
+            self.more["checkpoint.unfinished"] = "true"
+            self.tell(time.monotonic_ns())
+
+    def _done(self, future: Any) -> None:
+        failure = CancelledError() if future.cancelled() else future.exception()
+        if failure is None:
+            self.size = size_of_saved(future.result(), self.rank)
+        self.tell(time.monotonic_ns(), failure)
+
+    def tell(self, ended: int, error: BaseException | None = None) -> None:
+        """Of an asynchronous one only the first time."""
+        if self.operation.is_async:
+            try:
+                self.session.checkpoints.in_background.remove(self)
+            except ValueError:
+                return
+        self.session.checkpoints.ended(
+            Checkpoint(
+                op=self.operation.name,
+                kind=self.operation.kind,
+                path=self.target.path,
+                resource=self.target.resource,
+                began=self.began,
+                ended=ended,
+                under=self.under,
+                step=self.step,
+                size=self.size if error is None else None,
+                failure=describe_error(error) if error is not None else None,
+                more=self.more,
+            )
+        )
+
+
+def is_savers_process() -> bool:
+    """Whether this process is the one that `async_save` runs beside each rank on demand, with a group of their own.
+
+    Asked where it makes that group: it has the rank's number, and is none.
+    """
+    frame = sys._getframe() if multiprocessing.parent_process() is not None else None
+    while frame is not None:
+        if frame.f_code.co_name == "_checkpointing_subprocess" and frame.f_globals.get("__name__") == _SAVERS_PROCESS:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def watch(lifecycle: Lifecycle, undo: list[Undo]) -> None:
@@ -128,7 +187,6 @@ class _Checkpoints:
     def __init__(self, lifecycle: Lifecycle) -> None:
         self._lifecycle = lifecycle
         self._here = threading.local()
-        self._in_background: list[Running] = []
 
     def around(self, operation: Operation, original: Callable[..., Any]) -> Callable[..., Any]:
         begin = _uncompiled(safely("note that a checkpoint begins")(self._begin))
@@ -180,11 +238,11 @@ class _Checkpoints:
             target=File(given.get("f")) if operation.of_one_file else Storage(*ids),
             ids=ids,
             rank=0 if operation.of_one_file else _rank(given),
-            behind=self._is_behind(ids),
+            behind=_is_behind(session, ids),
         )
         self._here.running = running
         if operation.is_async:
-            self._in_background.append(running)
+            session.checkpoints.in_background.append(running)
         return running
 
     def _end(self, running: Running, result: Any = None, error: BaseException | None = None) -> None:
@@ -193,38 +251,23 @@ class _Checkpoints:
             return
         ended = time.monotonic_ns()
         if isinstance(running.target, File):
-            if error is None:
-                running.size = running.target.size(running.operation.kind)
             # Many libraries make bytes of tensors that way, or give them to other processes.
             if running.target.in_memory and ended - running.began < LONG:
                 return
+            if error is None:
+                running.size = running.target.size(running.operation.kind)
         elif running.operation.kind == "save":
             running.size = size_of_saved(result, running.rank)
         if running.thread in self._lifecycle.steps.trains_on:
             self._lifecycle.progress.tag("checkpoint")
-        if running.operation.is_async:
-            self._went_on_in_background(running, result, ended, error)
-        else:
-            _tell(running, ended, error)
-
-    def _went_on_in_background(self, running: Running, result: Any, returned: int, error: BaseException | None) -> None:
-        more: dict[str, Fact] = {"checkpoint.async": "true", "checkpoint.blocked_ms": (returned - running.began) / 1e6}
-
-        @safely("tell of a checkpoint")
-        def done(future: Any) -> None:
-            self._in_background.remove(running)
-            failure = CancelledError() if future.cancelled() else future.exception()
-            if failure is None:
-                running.size = size_of_saved(future.result(), running.rank)
-            _tell(running, time.monotonic_ns(), failure, more)
-
         # Newer releases give two futures, where staging goes on in the background too.
         future = getattr(result, "upload_completion", result)
-        if hasattr(future, "add_done_callback"):
-            future.add_done_callback(done)
+        if running.operation.is_async:
+            running.more |= {"checkpoint.async": "true", "checkpoint.blocked_ms": (ended - running.began) / 1e6}
+        if running.operation.is_async and hasattr(future, "add_done_callback"):
+            running.goes_on(future)
         else:
-            self._in_background.remove(running)
-            _tell(running, returned, error, more)
+            running.tell(ended, error)
 
     def _note_loaded(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         running: Running | None = getattr(self._here, "running", None)
@@ -236,34 +279,18 @@ class _Checkpoints:
         """A data set that loads tensors loads data."""
         return self._lifecycle.loaders.fetching and threading.get_ident() in self._lifecycle.steps.trains_on
 
-    def _is_behind(self, ids: tuple[Any, Any]) -> bool:
-        here = threading.get_ident()
-        return any(
-            one.ids[0] is ids[0] and one.ids[1] is ids[1] and one.thread != here for one in tuple(self._in_background)
-        )
 
-
-def _tell(running: Running, ended: int, error: BaseException | None, more: Mapping[str, Fact] | None = None) -> None:
-    running.session.checkpoints.ended(
-        Checkpoint(
-            op=running.operation.name,
-            kind=running.operation.kind,
-            path=running.target.path,
-            resource=running.target.resource,
-            began=running.began,
-            ended=ended,
-            under=running.under,
-            step=running.step,
-            size=running.size if error is None else None,
-            failure=describe_error(error) if error is not None else None,
-            more=more or {},
-        )
+def _is_behind(session: Session, ids: tuple[Any, Any]) -> bool:
+    here = threading.get_ident()
+    return any(
+        isinstance(one, Running) and one.ids[0] is ids[0] and one.ids[1] is ids[1] and one.thread != here
+        for one in tuple(session.checkpoints.in_background)
     )
 
 
 def _rank(given: Mapping[str, Any]) -> int:
     distributed = sys.modules["torch"].distributed
-    if given.get("no_dist") or not distributed.is_initialized():
+    if given.get("no_dist") or not (distributed.is_available() and distributed.is_initialized()):
         return 0
     return int(distributed.get_rank(given.get("process_group")))
 

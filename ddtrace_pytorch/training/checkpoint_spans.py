@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from ddtrace_pytorch.rank_span import Piece
 from ddtrace_pytorch.spans import Fact
@@ -76,6 +76,12 @@ class _Crowd:
             self.bytes += one.size.bytes
 
 
+class InBackground(Protocol):
+    """An operation that goes on when the function that began it has returned."""
+
+    def session_ends(self) -> None: ...
+
+
 class Checkpoints:
     """Those of one session; from any thread."""
 
@@ -85,6 +91,7 @@ class Checkpoints:
         # A signal handler that saves may come in the midst of it, on the same thread.
         self._lock = threading.RLock()
         self._crowds: dict[tuple[str, bool], _Crowd] = {}
+        self.in_background: list[InBackground] = []
 
     def ended(self, one: Checkpoint) -> None:
         """An operation is over."""
@@ -93,6 +100,12 @@ class Checkpoints:
             crowd.add(one)
             if one.ended - one.began >= LONG or one.ended - crowd.told_at >= APART:
                 self._tell_of(crowd)
+
+    def close(self) -> None:
+        """The session ends: tell of what still goes on, and of all that is held."""
+        for one in tuple(self.in_background):
+            one.session_ends()
+        self.settle()
 
     def settle(self) -> None:
         """Tell of all that is held."""

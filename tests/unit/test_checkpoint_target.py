@@ -70,9 +70,8 @@ def test_memory() -> None:
 
 
 def test_what_is_closed_has_no_size(path: Path) -> None:
-    stream, buffer = open(path, "wb"), io.BytesIO()
-    stream.close()
-    buffer.close()
+    with open(path, "wb") as stream, io.BytesIO() as buffer:
+        pass
     assert File(buffer).size("save") is None
     assert File(stream).size("save") == Size(0, "file")
 
