@@ -52,7 +52,9 @@ def leave_package_uncompiled() -> None:
         for name, module in tuple(sys.modules.items()):
             if name.partition(".")[0] == package:
                 for function in _functions(module, name):
-                    _each(function.__code__, to_the_end if name in _TO_THE_END else mark)
+                    # What `safely` guards has the code of the guard.
+                    whose = function.__globals__.get("__name__")
+                    _each(function.__code__, to_the_end if whose in _TO_THE_END else mark)
 
 
 def _each(code: CodeType, mark: Callable[[CodeType], object]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.agent import Agent, free_port
+from harness.agent import Agent
 from harness.job import PYTHON, Jobs, alone, environment, torchrun
 from harness.log import of_type, rank_spans
 
@@ -420,9 +420,62 @@ IN_A_PROCESS = """
 
 def test_a_process_that_saves_for_a_rank_is_no_rank(jobs: Jobs, tmp_path: Path) -> None:
     script = jobs.script(IN_A_PROCESS)
-    jobs.run([*PYTHON, script, str(tmp_path / "at")], alone(tmp_path / "log", MASTER_PORT=str(free_port()))).ok()
+    jobs.run([*PYTHON, script, str(tmp_path / "at")], alone(tmp_path / "log")).ok()
     (span,) = rank_spans(tmp_path / "log")
     assert span["tags"]["pytorch.end_reason"] == "destroyed"
     (checkpoint,) = checkpoints(tmp_path / "log")
     assert checkpoint["tags"]["checkpoint.op"] == "dcp.async_save"
     assert checkpoint["metrics"]["checkpoint.bytes"] > 0
+
+
+AMONG_OTHERS = """
+    import functools, itertools
+    import torch, torch.distributed as dist
+    import ddtrace_pytorch
+
+    code = torch.save.__code__
+
+    class Tool:
+        def __init__(self):
+            self.calls = 0
+
+        def on(self):
+            found = self.found = torch.save
+
+            @functools.wraps(found)
+            def save(*args, **kwargs):
+                self.calls += 1
+                return found(*args, **kwargs)
+
+            torch.save = save
+
+        def off(self):
+            torch.save = self.found
+
+    class Us:
+        on = staticmethod(ddtrace_pytorch.patch)
+        off = staticmethod(ddtrace_pytorch.unpatch)
+
+    original, expected = torch.save, 0
+    for entering, leaving in itertools.product(itertools.permutations("ut"), repeat=2):
+        tool, is_on = Tool(), {"u": False, "t": False}
+        who = {"u": Us, "t": tool}
+        for name, switch in [(name, "on") for name in entering] + [(name, "off") for name in leaving]:
+            getattr(who[name], switch)()
+            is_on[name] = switch == "on"
+            calls = tool.calls
+            dist.init_process_group("gloo")
+            torch.save([1], "a.pt")
+            dist.destroy_process_group()
+            assert tool.calls - calls == is_on["t"]
+            expected += is_on["u"]
+        assert torch.save is original
+        assert torch.save.__code__ is code
+    print(expected)
+"""
+
+
+def test_another_tool_on_the_same_function_neither_loses_nor_keeps_us(jobs: Jobs, tmp_path: Path) -> None:
+    result = jobs.run([*PYTHON, jobs.script(AMONG_OTHERS)], alone(tmp_path / "log")).ok()
+    counted = sum(span["metrics"]["checkpoint.count"] for span in checkpoints(tmp_path / "log"))
+    assert counted == int(result.stdout) == 8
