@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 Undo = Callable[[], None]
 
 # Module -> class and method, of what a training waits in. An iterator's start, which starts the workers, is one.
-# Subclasses, torchdata's StatefulDataLoader and the loaders of Accelerate and Lightning among them, call these.
+# What subclasses, those of Accelerate among them, do beside is left out: they call these.
 WAITS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "torch.utils.data.dataloader": (("DataLoader", "__iter__"), ("_BaseDataLoaderIter", "__next__")),
+    "torchdata.stateful_dataloader.stateful_dataloader": (("StatefulDataLoader", "__iter__"),),
     "torchdata.nodes.loader": (("LoaderIterator", "next"),),
 }
 

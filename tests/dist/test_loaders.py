@@ -237,3 +237,23 @@ IN_A_WORKER = f"""
 
 def test_in_a_worker_process_nothing_is_told(jobs: Jobs, tmp_path: Path) -> None:
     jobs.run([*PYTHON, jobs.script(IN_A_WORKER)], alone(tmp_path / "log", TMPDIR=str(tmp_path))).ok()
+
+
+TORCHDATA = f"""
+{LOADING}
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    from torchdata.nodes import IterableWrapper, Loader, Mapper
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    assert waited(iterate(StatefulDataLoader(Slow()))) >= 4 * SLOW
+    assert rank.loaders.facts["pytorch.dataloader.workers"] == 0
+    assert waited(iterate(StatefulDataLoader(Slow(), num_workers=2))) > 0
+    assert rank.loaders.facts["pytorch.dataloader.workers"] == 2
+    assert waited(iterate(Loader(Mapper(IterableWrapper(range(4)), Slow().__getitem__)))) >= 4 * SLOW
+    dist.destroy_process_group()
+"""
+
+
+def test_torchdata(jobs: Jobs, tmp_path: Path) -> None:
+    pytest.importorskip("torchdata")
+    jobs.run([*PYTHON, jobs.script(TORCHDATA)], alone(tmp_path / "log")).ok()
