@@ -22,13 +22,13 @@ def compiling() -> Callable[[], bool]:
     return getattr(compiler, "is_dynamo_compiling", None) or (lambda: False)
 
 
-def leave_uncompiled(code: CodeType) -> None:
+def leave_uncompiled(code: CodeType, to_the_end: bool = False) -> None:
     """Have `code`, and the functions defined in it, run as they are where a compiled function comes to them.
 
     Else Dynamo would compile each after a graph break, and again whenever a count that it reads has changed. What they
-    call is compiled as ever.
+    call is compiled as ever, or, `to_the_end`, not either.
     """
-    mark = _mark()
+    mark = _mark(to_the_end)
     if mark is not None:
         _each(code, mark)
 
@@ -52,7 +52,9 @@ def leave_package_uncompiled() -> None:
         for name, module in tuple(sys.modules.items()):
             if name.partition(".")[0] == package:
                 for function in _functions(module, name):
-                    _each(function.__code__, to_the_end if name in _TO_THE_END else mark)
+                    # What `safely` guards has the code of the guard.
+                    whose = function.__globals__.get("__name__")
+                    _each(function.__code__, to_the_end if whose in _TO_THE_END else mark)
 
 
 def _each(code: CodeType, mark: Callable[[CodeType], object]) -> None:

@@ -17,6 +17,8 @@ from ddtrace_pytorch.spans import End
 from ddtrace_pytorch.termination import Handler
 from ddtrace_pytorch.threads import on_main_thread
 from ddtrace_pytorch.training import frameworks
+from ddtrace_pytorch.training.checkpoint import is_savers_process
+from ddtrace_pytorch.training.dataloader import Loaders
 from ddtrace_pytorch.training.progress import Progress
 from ddtrace_pytorch.training.steps import Steps
 
@@ -34,6 +36,7 @@ class Lifecycle:
         self.lives = GroupLives()
         self.progress = Progress()
         self.steps = Steps(self.progress, self._first_stepped, self._stepped)
+        self.loaders = Loaders()
         self._groups = 0
         self._generated_id: str | None = None
         self._lock = threading.Lock()
@@ -82,6 +85,7 @@ class Lifecycle:
         if session is not None:
             session.close(end)
             self._generated_id = session.generated_id
+            self.loaders.begin_anew()
 
     @safely("follow the first optimizer step")
     def _first_stepped(self) -> None:
@@ -99,6 +103,12 @@ class Lifecycle:
         session = self.current
         if session is not None:
             session.learn({"framework": frameworks.stronger(str(session.span.facts()["framework"]), word)})
+
+    @safely("tag the data loader's workers")
+    def loader_starts(self, loader: Any) -> None:
+        """`loader`, a DataLoader, is about to be iterated."""
+        if self.loaders.iterates(loader) and self.current is not None:
+            self.current.learn(self.loaders.facts)
 
     def at_exit(self) -> None:
         """The interpreter (or a multiprocessing child) ends: by itself, by SystemExit or by an exception."""
@@ -128,6 +138,7 @@ class Lifecycle:
         self._groups = 0
         self._hears_multiprocessing = False
         self.steps.begin_anew()
+        self.loaders.begin_anew()
         if session is not None:
             safely("leave the parent's session")(session.abandon)()
         safely("hear signals")(self._handler.renew)()
@@ -136,6 +147,8 @@ class Lifecycle:
     def _open(self, member: Member | None = None) -> Session | None:
         from ddtrace_pytorch import opening
 
+        if is_savers_process():
+            return None
         # Ranks may be threads of one process: each session takes the place of the one before, and none is forgotten.
         with self._opening:
             self.close(End("replaced"))
@@ -144,6 +157,7 @@ class Lifecycle:
                 member, self.instrument, self._handler, self.lives, self.steps
             )
         if session is not None:
+            session.learn(self.loaders.facts)
             self._hear_multiprocessing()
         return session
 

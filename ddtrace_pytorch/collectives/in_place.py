@@ -180,12 +180,19 @@ def place(
     if not modules:
         warn_once(f"this torch has no torch.distributed.{name}; ddtrace-pytorch goes on without it")
         return [], ""
+    return place_in(modules, name, around, forced, faster)
+
+
+def place_in(
+    holders: Sequence[Any], name: str, around: Around, forced: str = "auto", faster: Faster | None = None
+) -> tuple[list[Undo], str]:
+    """The same for the function that each of `holders`, modules or classes, has under `name`."""
     if forced != "wrapt":
         try:
-            return [instrument(getattr(modules[-1], name), around, faster)], "in_place"
+            return [instrument(getattr(holders[-1], name), around, faster)], "in_place"
         except UnknownShape as shape:
             log.info("%s is wrapped, not instrumented in place: %s", name, shape)
-    return wrap(modules, name, around), "wrapt"
+    return wrap(holders, name, around), "wrapt"
 
 
 def wrap(modules: Sequence[Any], name: str, around: Around) -> list[Undo]:

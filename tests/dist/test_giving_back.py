@@ -28,8 +28,19 @@ TOUCHED = """
         return {name: vars(getattr(sys.modules[module], name))["__init__"]
                 for module, name in names.items() if module in sys.modules}
 
+    def training():
+        loader = torch.utils.data.dataloader
+        functions = [loader.DataLoader.__iter__, loader._BaseDataLoaderIter.__next__, torch.save, torch.load]
+        for name in ("state_dict_saver", "state_dict_loader"):
+            module = sys.modules.get("torch.distributed.checkpoint." + name)
+            names = ("save", "async_save", "save_state_dict", "load", "load_state_dict", "_load_state_dict")
+            functions += [vars(module)[one] for one in names if one in vars(module)] if module else []
+        return [(one, one.__code__, [cell.cell_contents for cell in one.__closure__ or ()]) for one in functions]
+
     def touched():
         return {
+            "training": training(),
+            "collector": list(gc.callbacks),
             "objects": [vars(module)[name] for module in (dist, c10d) for name in NAMES],
             "code": [getattr(c10d, name).__code__ for name in NAMES],
             "cells": [[cell.cell_contents for cell in getattr(c10d, name).__closure__ or ()] for name in NAMES],
@@ -85,6 +96,7 @@ EVERY_ORDER = f"""
         assert differ(before) == []
     plain = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
     from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+    import torch.distributed.checkpoint
     first = touched()
     assert not hasattr(first["frameworks"]["FullyShardedDataParallel"], "__wrapped__")
     ddtrace_pytorch.patch()
