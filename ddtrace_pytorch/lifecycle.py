@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from ddtrace_pytorch.border import safely
 from ddtrace_pytorch.collectives.group_lives import GroupLives
+from ddtrace_pytorch.identity import mesh
 from ddtrace_pytorch.spans import End
 from ddtrace_pytorch.termination import Handler
 from ddtrace_pytorch.threads import on_main_thread
-from ddtrace_pytorch.training import frameworks
+from ddtrace_pytorch.training.frameworks import Makeup, Use
 from ddtrace_pytorch.training.steps import Steps
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ class Lifecycle:
         self.instrument = "in_place"
         self.lives = GroupLives()
         self.steps = Steps(self._first_stepped, self._stepped)
+        # Of the session that is open, or of the next: a trainer, for one, is made before its process group.
+        self._makeup = Makeup()
+        self._learning = threading.RLock()
         self._groups = 0
         self._generated_id: str | None = None
         self._lock = threading.Lock()
@@ -54,6 +58,7 @@ class Lifecycle:
         member = opening.member_of_group(distributed, self._groups, self._generated_id)
         self._groups += 1
         self._open(member)
+        self.used(Use(places=tuple(mesh.of_groups(distributed))))
 
     @safely("record the failed process group")
     def group_failed(self, distributed: Any, error: BaseException, arguments: Mapping[str, Any]) -> None:
@@ -78,6 +83,7 @@ class Lifecycle:
         with self._lock:
             session, self.current = self.current, None
         if session is not None:
+            self._makeup = Makeup()
             session.close(end)
             self._generated_id = session.generated_id
 
@@ -92,11 +98,16 @@ class Lifecycle:
         if self.current is not None:
             self.current.keep_signals()
 
-    @safely("tag the framework")
-    def framework_seen(self, word: str) -> None:
-        session = self.current
-        if session is not None:
-            session.learn({"framework": frameworks.stronger(str(session.span.facts()["framework"]), word)})
+    @safely("tag what the training is parallelised with")
+    def used(self, use: Use) -> None:
+        """A framework was put to use, or a mesh made."""
+        with self._learning:
+            if self._makeup.add(use):
+                self._tell_makeup()
+
+    def _tell_makeup(self) -> None:
+        if self.current is not None:
+            self.current.learn(self._makeup.facts())
 
     def at_exit(self) -> None:
         """The interpreter (or a multiprocessing child) ends: by itself, by SystemExit or by an exception."""
@@ -123,10 +134,12 @@ class Lifecycle:
         session, self.current = self.current, None
         self._lock = threading.Lock()
         self._opening = threading.Lock()
+        self._learning = threading.RLock()
         self._groups = 0
         self._hears_multiprocessing = False
         self.steps.begin_anew()
         if session is not None:
+            self._makeup = Makeup()
             safely("leave the parent's session")(session.abandon)()
         safely("hear signals")(self._handler.renew)()
         self.after_fork()
@@ -139,6 +152,8 @@ class Lifecycle:
             self.close(End("replaced"))
             session = self.current = opening.open_session(member, self.instrument, self._handler, self.lives)
         if session is not None:
+            with self._learning:
+                self._tell_makeup()
             self.steps.begin_anew()
             self._hear_multiprocessing()
         return session
