@@ -13,6 +13,7 @@ from types import FunctionType
 from typing import Any
 
 from ddtrace_pytorch.collectives import sizes
+from ddtrace_pytorch.collectives.compiler import leave_uncompiled
 from ddtrace_pytorch.collectives.generated import signature_of
 from ddtrace_pytorch.collectives.in_flight import InFlight, Slot
 from ddtrace_pytorch.collectives.surface import Operation
@@ -93,4 +94,5 @@ def _size_function(operation: Operation, original: FunctionType) -> Callable[...
     parameters, _, defaults = signature_of(original)
     names = {name: getattr(sizes, name) for name in sizes.__all__} | {"_defaults": defaults}
     made: Callable[..., int] = eval(f"lambda here, {parameters}: {operation.size}", names)
+    leave_uncompiled(made.__code__)
     return made
