@@ -56,15 +56,14 @@ class Coordinates:
         return facts
 
 
-def of_mesh(mesh: Any) -> Iterator[Place]:
+def of_mesh(mesh: Any) -> list[Place]:
     """This rank's places in a ``DeviceMesh``; none where its dimensions have no names or the rank isn't in it."""
     names = mesh.mesh_dim_names
     coordinate = mesh.get_coordinate() if names else None  # a list up to 2.9, then a tuple
     if coordinate is None:
-        return
+        return []
     covered = int(mesh.size())
-    for index, name in enumerate(names):
-        yield _place(name, coordinate[index], mesh.size(index), covered)
+    return [_place(name, coordinate[index], mesh.size(index), covered) for index, name in enumerate(names)]
 
 
 def of_groups(distributed: Any) -> Iterator[Place]:

@@ -33,12 +33,14 @@ class Sign:
     """A call of `name` (``function`` or ``Class.method``), defined in `module`, tells ``tells(call)``.
 
     That is asked once the call has come back, or, of one that goes on for as long as the training, `before` it.
+    `uncompiled`: torch.compile leaves it alone because of its name, under which it would find only what we put there.
     """
 
     module: str
     name: str
     tells: Callable[[Call], Use]
     before: bool = False
+    uncompiled: bool = False
 
 
 def _several(many: Any) -> bool:
@@ -164,7 +166,7 @@ SIGNS: tuple[Sign, ...] = (
     Sign("torch.distributed.tensor.parallel.api", "parallelize_module", _tensor_parallel),
     Sign("torch.distributed.tensor._api", "distribute_module", _tensor_parallel),
     Sign("torch.distributed._tensor.api", "distribute_module", _tensor_parallel),  # up to 2.4
-    Sign("torch.distributed.device_mesh", "DeviceMesh.__init__", _mesh),
+    Sign("torch.distributed.device_mesh", "DeviceMesh.__init__", _mesh, uncompiled=True),
     Sign("deepspeed.runtime.engine", "DeepSpeedEngine.__init__", _deepspeed),
     Sign("deepspeed.runtime.pipe.engine", "PipelineEngine.__init__", _stage),
     Sign("megatron.core.parallel_state", "initialize_model_parallel", _megatron),

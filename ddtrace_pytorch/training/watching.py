@@ -51,6 +51,8 @@ def _watch(sign: Sign, seen: Seen, undo: list[Undo], module: ModuleType) -> None
         kind = getattr(module, owner, None)
         method = vars(kind).get(name) if kind is not None else None
         if isinstance(method, FunctionType):
+            if sign.uncompiled:
+                compiler.leave_uncompiled(method.__code__)
             undo.append(_wrap(kind, name, method, around))
             return
     else:

@@ -28,9 +28,11 @@ TOUCHED = """
         for sign in signs.SIGNS:
             module = sys.modules.get(sign.module)
             owner, _, name = sign.name.rpartition(".")
-            if module is not None and owner:
+            if module is None:
+                continue
+            if owner:
                 found[sign.name] = vars(getattr(module, owner))[name]
-            elif hasattr(module, name):
+            else:
                 function = inspect.unwrap(getattr(module, name))
                 found[sign.name] = getattr(module, name), function, function.__code__
         return found
@@ -95,13 +97,14 @@ EVERY_ORDER = f"""
     import torch.distributed.pipelining, torch.distributed.tensor.parallel
     first = touched()
     left_alone = first["frameworks"]
-    assert {"FullyShardedDataParallel.__init__", "fully_shard", "parallelize_module"} < set(left_alone)
+    assert {{"FullyShardedDataParallel.__init__", "fully_shard", "parallelize_module"}} < set(left_alone)
     assert not hasattr(left_alone["FullyShardedDataParallel.__init__"], "__wrapped__")
     assert not any("passed over" in one[-1].co_filename for one in left_alone.values() if isinstance(one, tuple))
     ddtrace_pytorch.patch()
-    now = frameworks()
+    now = frameworks()  # holds us
     assert all(now[name] != one for name, one in left_alone.items()), now
-    assert FSDP.__init__ is now["FullyShardedDataParallel.__init__"]
+    assert FSDP.__init__ is now.pop("FullyShardedDataParallel.__init__")
+    del now
     ddtrace_pytorch.unpatch()
     assert differ(first) == []
     dist.destroy_process_group()
