@@ -33,12 +33,15 @@ def leave_uncompiled(code: CodeType, to_the_end: bool = False) -> None:
         _each(code, mark)
 
 
+_PACKAGE = __name__.partition(".")[0]
+
 # These call nothing of the user's, nor functions that are compiled when we are not there.
 _TO_THE_END = (
     "ddtrace_pytorch.border",
     "ddtrace_pytorch.collectives.groups",
     "ddtrace_pytorch.collectives.sizes",
     "ddtrace_pytorch.collectives.work",
+    "ddtrace_pytorch.identity.mesh",
     "ddtrace_pytorch.ledger",
     "ddtrace_pytorch.sampling",
 )
@@ -48,9 +51,8 @@ def leave_package_uncompiled() -> None:
     """The same for all of this package that is loaded, and for what the ledger and its like call."""
     mark, to_the_end = _mark(), _mark(to_the_end=True)
     if mark is not None and to_the_end is not None:
-        package = __name__.partition(".")[0]
         for name, module in tuple(sys.modules.items()):
-            if name.partition(".")[0] == package:
+            if name.partition(".")[0] == _PACKAGE:
                 for function in _functions(module, name):
                     # What `safely` guards has the code of the guard.
                     whose = function.__globals__.get("__name__")
@@ -70,7 +72,9 @@ def _functions(scope: Any, module: str) -> Iterator[FunctionType]:
         if getattr(function, "__module__", None) != module:
             continue
         if isinstance(function, FunctionType):
-            yield function
+            # Not a decorator's of the standard library: all context managers share one code.
+            if str(function.__globals__.get("__name__")).startswith(_PACKAGE):
+                yield function
             if "__wrapped__" in vars(function):
                 yield vars(function)["__wrapped__"]
         elif isinstance(function, type):

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from ddtrace_pytorch.border import safely
 from ddtrace_pytorch.collectives.group_lives import GroupLives
+from ddtrace_pytorch.identity import mesh
 from ddtrace_pytorch.spans import End
 from ddtrace_pytorch.termination import Handler
 from ddtrace_pytorch.threads import on_main_thread
-from ddtrace_pytorch.training import frameworks
 from ddtrace_pytorch.training.checkpoint import is_savers_process
 from ddtrace_pytorch.training.dataloader import Loaders
+from ddtrace_pytorch.training.frameworks import Makeup, Use
 from ddtrace_pytorch.training.progress import Progress
 from ddtrace_pytorch.training.steps import Steps
 
@@ -37,6 +38,9 @@ class Lifecycle:
         self.progress = Progress()
         self.steps = Steps(self.progress, self._first_stepped, self._stepped)
         self.loaders = Loaders()
+        # Of the session that is open, or of the next: a trainer, for one, is made before its process group.
+        self._makeup = Makeup()
+        self._learning = threading.RLock()
         self._groups = 0
         self._generated_id: str | None = None
         self._lock = threading.Lock()
@@ -59,6 +63,7 @@ class Lifecycle:
         member = opening.member_of_group(distributed, self._groups, self._generated_id)
         self._groups += 1
         self._open(member)
+        self.used(Use(places=tuple(mesh.of_groups(distributed))))
 
     @safely("record the failed process group")
     def group_failed(self, distributed: Any, error: BaseException, arguments: Mapping[str, Any]) -> None:
@@ -83,6 +88,7 @@ class Lifecycle:
         with self._lock:
             session, self.current = self.current, None
         if session is not None:
+            self._makeup = Makeup()
             session.close(end)
             self._generated_id = session.generated_id
             self.loaders.begin_anew()
@@ -98,11 +104,16 @@ class Lifecycle:
         if self.current is not None:
             self.current.keep_signals()
 
-    @safely("tag the framework")
-    def framework_seen(self, word: str) -> None:
-        session = self.current
-        if session is not None:
-            session.learn({"framework": frameworks.stronger(str(session.span.facts()["framework"]), word)})
+    @safely("tag what the training is parallelised with")
+    def used(self, use: Use) -> None:
+        """A framework was put to use, or a mesh made."""
+        with self._learning:
+            if self._makeup.add(use):
+                self._tell_makeup()
+
+    def _tell_makeup(self) -> None:
+        if self.current is not None:
+            self.current.learn(self._makeup.facts())
 
     @safely("tag the data loader's workers")
     def loader_starts(self, loader: Any) -> None:
@@ -135,11 +146,13 @@ class Lifecycle:
         session, self.current = self.current, None
         self._lock = threading.Lock()
         self._opening = threading.Lock()
+        self._learning = threading.RLock()
         self._groups = 0
         self._hears_multiprocessing = False
         self.steps.begin_anew()
         self.loaders.begin_anew()
         if session is not None:
+            self._makeup = Makeup()
             safely("leave the parent's session")(session.abandon)()
         safely("hear signals")(self._handler.renew)()
         self.after_fork()
@@ -158,6 +171,8 @@ class Lifecycle:
             )
         if session is not None:
             session.learn(self.loaders.facts)
+            with self._learning:
+                self._tell_makeup()
             self._hear_multiprocessing()
         return session
 
