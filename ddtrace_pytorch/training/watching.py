@@ -29,7 +29,6 @@ PASSED_OVER = "{} (passed over by warnings, like importlib._bootstrap)"
 
 def watch(seen: Seen, undo: list[Undo], signs: Iterable[Sign] = SIGNS) -> None:
     """Call `seen` with what each of `signs` tells, also of modules imported later; what undoes it goes into `undo`."""
-    # One callback for a module.
     for name, rows in itertools.groupby(sorted(signs, key=_module), key=_module):
         undo.append(autoload.after_import(name, functools.partial(_watch_module, tuple(rows), seen, undo)))
 
