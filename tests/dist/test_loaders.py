@@ -43,6 +43,8 @@ LOADING = """
 WAITING = f"""
 {LOADING}
     assert waited(iterate(DataLoader(Slow()))) == 0, "no session, no wait"
+    gc.collect()
+    assert (rank.steps.gc_ns, list(rank.progress.step.tags)) == (0, [])
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     assert waited(iterate(DataLoader(Slow(), batch_size=2))) >= 4 * SLOW
     assert waited(iterate(DataLoader(Slow(), num_workers=2))) > 0
@@ -101,6 +103,9 @@ WAITING = f"""
         thread.join()
 
     assert waited(another) >= 3 * SLOW, "but one that steps does, from its first step on"
+    gc.collect()
+    assert rank.steps.gc_ns > 0
+    assert list(rank.progress.step.tags) == ["gc"]
     dist.destroy_process_group()
 """
 
