@@ -133,6 +133,7 @@ MEGATRON = """
 
 TITAN = """
     import torch.distributed as dist
+    import torch.testing._internal.distributed.fake_pg  # its backend of dimensions of one rank
     from torchtitan.distributed import parallel_dims
     parallel_dims.device_type = "cpu"  # it knows only machines that have something faster
     dist.init_process_group("gloo")
