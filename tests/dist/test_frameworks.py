@@ -233,6 +233,8 @@ TWO_DIMENSIONS = """
     module = parallelize_module(torch.nn.Sequential(torch.nn.Linear(4, 4)), mesh["tp"], {"0": ColwiseParallel()})
     DDP(torch.nn.Linear(4, 4), process_group=mesh.get_group("dp"))
     flat = mesh._flatten("dp_tp")
+    if hasattr(flat, "_unflatten"):
+        flat._unflatten(0, (2, 2), ("slow", "fast"))
     half = DeviceMesh("cpu", [1, 0], mesh_dim_names=("dp",))  # says less of dp
     backwards = DeviceMesh("cpu", [[3, 2], [1, 0]], mesh_dim_names=("tp", "dp"))  # says as much, and later
     init_device_mesh("cpu", (4,))
@@ -252,6 +254,8 @@ def test_coordinates_in_every_named_mesh(jobs: Jobs, tmp_path: Path) -> None:
     log = tmp_path / "log"
     env = environment(None, DD_PATCH_MODULES="pytorch:true", **settings(log))
     jobs.run([*DDTRACE_RUN, *torchrun(4), jobs.script(TWO_DIMENSIONS)], env).ok()
+    from torch.distributed.device_mesh import DeviceMesh
+
     spans = rank_spans(log)
     assert len(spans) == 4
     for rank, span in enumerate(spans):
@@ -259,6 +263,8 @@ def test_coordinates_in_every_named_mesh(jobs: Jobs, tmp_path: Path) -> None:
         expected = {
             "dp": rank // 2, "tp": rank % 2, "dp_tp": rank, "ring": 3 - rank, "from_group": rank % 2, **outside,
         }  # fmt: skip
+        if hasattr(DeviceMesh, "_unflatten"):
+            expected |= {"slow": rank // 2, "fast": rank % 2}
         assert coordinates(span) == expected
         assert sizes(span) == dict.fromkeys(expected, 2) | {"dp_tp": 4, "ring": 4}
         assert (span["tags"]["framework"], span["tags"]["pytorch.parallelism"]) == ("ddp", "ddp+tp")
