@@ -37,7 +37,8 @@ def warn_once(message: str, *, exc_info: bool = False) -> None:
         warn(message, exc_info=exc_info)
 
 
-def _complain(what: str, error: Exception) -> None:
+def complain(what: str, error: Exception) -> None:
+    """Say once that we could not do `what`: in ``except``, where :func:`safely` would cost a call."""
     (*_, why) = traceback.format_exception_only(error)  # bears an error whose text raises
     try:
         warn_once(
@@ -60,7 +61,7 @@ def safely(what: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
             try:
                 return function(*args, **kwargs)
             except Exception as error:
-                _complain(what, error)
+                complain(what, error)
                 return None
 
         return guarded

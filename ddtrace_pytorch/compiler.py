@@ -43,6 +43,14 @@ _TO_THE_END = (
     "ddtrace_pytorch.collectives.work",
     "ddtrace_pytorch.identity.mesh",
     "ddtrace_pytorch.ledger",
+    "ddtrace_pytorch.records.attributes",
+    "ddtrace_pytorch.records.here",
+    "ddtrace_pytorch.records.notes",
+    "ddtrace_pytorch.records.on_gpu",
+    "ddtrace_pytorch.records.recorder",
+    "ddtrace_pytorch.records.scalars",
+    "ddtrace_pytorch.records.tags",
+    "ddtrace_pytorch.records.user_span",
     "ddtrace_pytorch.sampling",
 )
 

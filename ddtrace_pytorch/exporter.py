@@ -18,7 +18,9 @@ from typing import Any
 from ddtrace_pytorch import agent
 from ddtrace_pytorch.border import log, safely, warn_once
 from ddtrace_pytorch.clock import Clock
-from ddtrace_pytorch.runlog.writer import MIB, LogUnusable, RunLogFile, RunLogQueue, RunLogWriter, log_directory
+from ddtrace_pytorch.deadline import Deadline
+from ddtrace_pytorch.handlers import Handlers
+from ddtrace_pytorch.runlog.writer import MIB, LogUnusable, Record, RunLogFile, RunLogQueue, RunLogWriter, log_directory
 from ddtrace_pytorch.settings import Settings
 from ddtrace_pytorch.spans import SpanRecord
 from ddtrace_pytorch.threads import leave_signals_to_others
@@ -62,14 +64,32 @@ class Exporter:
         self._drains: deque[threading.Event] = deque()
         self._closing = False
         self._ended = False
-        self._thread = threading.Thread(target=self._run, name="ddtrace_pytorch.writer", daemon=True)
+        self._handlers: Handlers | None = None
+        if settings.log_handlers:
+            self._handlers = Handlers(settings.log_handlers, clock, identity, lambda: run() is not None)
+        self._thread = self._new_thread()
+
+    def _new_thread(self) -> threading.Thread:
+        return threading.Thread(target=self._run, name="ddtrace_pytorch.writer", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
+        if self._handlers is not None:
+            self._handlers.start()
 
-    def put(self, record: dict[str, Any]) -> None:
-        """Queue one run-log record; never blocks, never raises."""
+    def restart(self) -> None:
+        """After :meth:`close`: take more of the same session. Where the thread has not ended yet, this does nothing."""
+        if not self._thread.is_alive():
+            self._closing = self._ended = False
+            self._spans_lost = 0
+            self._thread = self._new_thread()
+            self.start()
+
+    def put(self, record: Record) -> None:
+        """Queue one run-log record, or the line that it is there; never blocks, never raises."""
         self._records.put(record)
+        if self._handlers is not None:
+            self._handlers.put(record)
 
     def put_span(self, span: SpanRecord, logged: bool = True) -> None:
         """Queue one span for the Agent and, unless it is told there otherwise or not at all, for the run log."""
@@ -79,11 +99,13 @@ class Exporter:
             else:
                 self._spans_lost += 1
         if logged:
-            self._records.put(span.as_log_record())
+            self.put(span.as_log_record())
         self.wake()
 
     def wake(self) -> None:
         self._wake.set()
+        if self._handlers is not None:
+            self._handlers.wake()
 
     def drain(self, timeout: float) -> bool:
         """Send and write all that is queued, flush ddtrace's writer; whether it was done within `timeout` seconds."""
@@ -92,13 +114,22 @@ class Exporter:
         if self._ended:
             done.set()
         self.wake()
-        return done.wait(timeout)
+        deadline = Deadline(timeout)
+        in_time = done.wait(timeout)
+        if self._handlers is not None:
+            self._handlers.drain(deadline.left())
+        return in_time
 
     def close(self, timeout: float) -> bool:
         """Drain and end the thread; whether it ended within `timeout` seconds."""
+        deadline = Deadline(timeout)
         self._closing = True
+        if self._handlers is not None:
+            self._handlers.stop()
         self.wake()
-        self._thread.join(timeout)
+        self._thread.join(deadline.left())
+        if self._handlers is not None:
+            self._handlers.join(deadline)
         return not self._thread.is_alive()
 
     def _run(self) -> None:

@@ -122,6 +122,7 @@ class Instrumentation:
         dataloader.watch(self.lifecycle, self._undo)
         checkpoint.watch(self.lifecycle, self._undo)
         self._undo.append(collector.watch(self.lifecycle))
+        self.lifecycle.record()
         atexit.register(self.lifecycle.at_exit)
         self._torch._datadog_patch = True
         self._undo.append(functools.partial(delattr, self._torch, "_datadog_patch"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import multiprocessing.util
+import os
 import signal
 import sys
 import threading
@@ -13,7 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from ddtrace_pytorch.border import safely
 from ddtrace_pytorch.collectives.group_lives import GroupLives
+from ddtrace_pytorch.compiler import leave_package_uncompiled
 from ddtrace_pytorch.identity import mesh
+from ddtrace_pytorch.records import before, switch, user_span
+from ddtrace_pytorch.records.before import Before
+from ddtrace_pytorch.records.recorder import Recorder
+from ddtrace_pytorch.settings import load as load_settings
 from ddtrace_pytorch.spans import End
 from ddtrace_pytorch.termination import Handler
 from ddtrace_pytorch.threads import on_main_thread
@@ -32,6 +38,7 @@ class Lifecycle:
     """The session of this process, if there is one; every method may be called from user code and never raises."""
 
     def __init__(self) -> None:
+        self._settings = settings = load_settings()
         self.current: Session | None = None
         self.instrument = "in_place"
         self.lives = GroupLives()
@@ -41,12 +48,16 @@ class Lifecycle:
         # Of the session that is open, or of the next: a trainer, for one, is made before its process group.
         self._makeup = Makeup()
         self._learning = threading.RLock()
+        self._before = Before(settings.source)
+        self._recorder = self._new_recorder()
+        self._ended: Session | None = None
         self._groups = 0
         self._generated_id: str | None = None
         self._lock = threading.Lock()
         self._opening = threading.Lock()
         self._last_error = getattr(sys, "last_value", None)
         self._hears_multiprocessing = False
+        self._attending = threading.Lock()
         self._forking = threading.local()
         self._handler = Handler()
         on_main_thread(self._handler.install)
@@ -92,6 +103,7 @@ class Lifecycle:
             session.close(end)
             self._generated_id = session.generated_id
             self.loaders.begin_anew()
+            self._ended = session
 
     @safely("follow the first optimizer step")
     def _first_stepped(self) -> None:
@@ -103,6 +115,8 @@ class Lifecycle:
     def _stepped(self) -> None:
         if self.current is not None:
             self.current.keep_signals()
+        if switch.recorder is not None:
+            switch.recorder.on_gpu.look(switch.recorder)
 
     @safely("tag what the training is parallelised with")
     def used(self, use: Use) -> None:
@@ -123,11 +137,14 @@ class Lifecycle:
 
     def at_exit(self) -> None:
         """The interpreter (or a multiprocessing child) ends: by itself, by SystemExit or by an exception."""
+        self._tell_what_waits()
         self.close(_how_it_ends(self._last_error))
 
     def end(self) -> None:
         """Close the session and give everything back."""
+        self._tell_what_waits()
         self.close(End("unpatched"))
+        switch.recorder = None
         on_main_thread(self._handler.remove)
 
     def before_fork(self) -> None:
@@ -144,13 +161,17 @@ class Lifecycle:
     def after_fork_in_child(self) -> None:
         """The child has no session, whatever its parent has; it may open one of its own."""
         session, self.current = self.current, None
+        heard = session is None and self._ended is None
+        self._ended = None
         self._lock = threading.Lock()
         self._opening = threading.Lock()
         self._learning = threading.RLock()
+        self._attending = threading.Lock()
         self._groups = 0
         self._hears_multiprocessing = False
         self.steps.begin_anew()
         self.loaders.begin_anew()
+        safely("record nothing of the parent's")(self._record_anew)(heard)
         if session is not None:
             self._makeup = Makeup()
             safely("leave the parent's session")(session.abandon)()
@@ -165,16 +186,73 @@ class Lifecycle:
         # Ranks may be threads of one process: each session takes the place of the one before, and none is forgotten.
         with self._opening:
             self.close(End("replaced"))
-            self.steps.begin_anew(1 if member is not None else None)
+            # Only a group's ranks are known to train before they do.
+            self.steps.begin_anew(1 if member is not None and member.store is not None else None)
+            recorder = self._recorder
             session = self.current = opening.open_session(
-                member, self.instrument, self._handler, self.lives, self.steps
+                member, self.instrument, self._handler, self.lives, self.steps, recorder
             )
+        # A process whose records weren't heard, because it was forked from one with a session, has one of its own now.
+        switch.recorder = recorder if session is not None else None
         if session is not None:
             session.learn(self.loaders.facts)
             with self._learning:
                 self._tell_makeup()
+            self._ended = None
             self._hear_multiprocessing()
         return session
+
+    def record(self) -> None:
+        """The user's records are taken from now on, with a session or without."""
+        switch.find_compiler()
+        safely("keep out of the compiler's sight")(leave_package_uncompiled)()
+        switch.recorder = self._recorder
+
+    def _new_recorder(self) -> Recorder | None:
+        settings = self._settings
+        if not (settings.records and settings.trace_enabled and settings.export != "none"):
+            return None
+        return Recorder(self.progress, settings.step_sample, self.steps.set, self._recorded)
+
+    def _record_anew(self, heard: bool) -> None:
+        """In a forked child: what the parent recorded is the parent's. Unless they are `heard`, the child's records are
+        nobody's, until it opens a session of its own."""
+        user_span.leave_all()
+        self._before = Before(self._settings.source)
+        self._recorder = self._new_recorder()
+        switch.recorder = self._recorder if heard else None
+
+    @safely("open a session for what is recorded")
+    def _recorded(self) -> None:
+        """The user has recorded something, and there is no session."""
+        if self.current is not None or self._ended is not None or not self._attending.acquire(blocking=False):
+            return
+        try:
+            if before.works_for_a_loader():
+                switch.recorder = None
+                return
+            self._hear_multiprocessing()
+            if self._before.is_over(os.environ):
+                self._open_alone()
+        finally:
+            self._attending.release()
+
+    @safely("tell what was recorded without a session")
+    def _tell_what_waits(self) -> None:
+        recorder = self._recorder
+        if self.current is not None or recorder is None or switch.recorder is None or before.works_for_a_loader():
+            return
+        recorder.on_gpu.look(recorder)
+        if recorder.waiting and self._ended is not None:
+            self._ended.tell_late()
+        elif recorder.waiting:
+            self._open_alone()
+
+    def _open_alone(self) -> None:
+        from ddtrace_pytorch import opening
+
+        several = before.launched_beside_others(os.environ)
+        self._open(opening.member_by_environment(self._groups, self._generated_id) if several else None)
 
     def _hear_multiprocessing(self) -> None:
         # A child that multiprocessing forked ends in os._exit: atexit never runs there, its finalizers do.

@@ -18,6 +18,7 @@ from ddtrace_pytorch.border import speak_for
 from ddtrace_pytorch.collectives.group_lives import GroupLives
 from ddtrace_pytorch.identity import place
 from ddtrace_pytorch.identity.describe import Member
+from ddtrace_pytorch.records.recorder import Recorder
 from ddtrace_pytorch.session import Session
 from ddtrace_pytorch.settings import Settings
 from ddtrace_pytorch.settings import load as load_settings
@@ -53,6 +54,11 @@ def member_of_failed_group(arguments: Mapping[str, Any], ordinal: int, generated
     )
 
 
+def member_by_environment(ordinal: int, generated_id: str | None) -> Member:
+    """As much of this process' place as its launcher says."""
+    return member_of_failed_group({}, ordinal, generated_id)
+
+
 def rendezvous_facts(arguments: Mapping[str, Any]) -> dict[str, Fact]:
     """Where the ranks were to meet, by an `init_method` other than the environment."""
     init_method = _text(arguments.get("init_method"))
@@ -71,7 +77,12 @@ def wanted_settings() -> Settings | None:
 
 
 def open_session(
-    member: Member | None, instrument: str, handler: Handler, lives: GroupLives, steps: Steps
+    member: Member | None,
+    instrument: str,
+    handler: Handler,
+    lives: GroupLives,
+    steps: Steps,
+    recorder: Recorder | None,
 ) -> Session | None:
     """A session, open; None where the settings want none. Without `member`, of a single process that trains."""
     settings = wanted_settings()
@@ -79,7 +90,8 @@ def open_session(
         return None
     if member is not None and member.place_known:
         speak_for(member.rank)
-    session = Session(member or Member(rank=0, world_size=1), settings, instrument, handler, lives, steps)
+    place = member or Member(rank=0, world_size=1)
+    session = Session(place, settings, instrument, handler, lives, steps, recorder)
     session.open()
     return session
 

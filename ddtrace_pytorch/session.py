@@ -34,6 +34,8 @@ from ddtrace_pytorch.identity.topology import find_nodes, this_node
 from ddtrace_pytorch.lookout import Lookout
 from ddtrace_pytorch.pulse import Pulse, task
 from ddtrace_pytorch.rank_span import Piece, RankSpan
+from ddtrace_pytorch.records.observer import Records
+from ddtrace_pytorch.records.recorder import Recorder
 from ddtrace_pytorch.settings import Settings
 from ddtrace_pytorch.spans import End, Fact
 from ddtrace_pytorch.stalls import places
@@ -67,6 +69,7 @@ class Session:
         handler: Handler,
         lives: GroupLives,
         steps: Steps,
+        recorder: Recorder | None = None,
     ) -> None:
         """Build without side effects; :meth:`open` starts the threads. Costs the training thread about 1 ms."""
         environ = dict(os.environ)
@@ -88,7 +91,8 @@ class Session:
             service=settings.service,
             rank=member.rank,
             start=self._clock.now(),
-            facts=describe.opening_facts(member, self._job, self._host, instrument, environ, sys.modules.get("torch")),
+            facts=describe.opening_facts(member, self._job, self._host, instrument, environ, sys.modules.get("torch"))
+            | describe.purpose_facts(settings.source, settings.log_metadata),
             parent=parent,
             link=link,
         )
@@ -110,6 +114,11 @@ class Session:
         if ledger is not None:
             ledger.step = lambda: steps.progress.step.number
         self._training = Training(settings, self._clock, self.span, self._exporter, steps, ledger)
+        self._records: Records | None = None
+        if recorder is not None and settings.records:
+            self._records = Records(recorder, self._clock, self.span, self._exporter)
+            self._training.more_of = self._records.facts_of_step
+            self._training.more = self._records.facts_of_summary
         seconds = settings.stall_seconds
         self._lookout = Lookout(
             settings,
@@ -166,6 +175,8 @@ class Session:
         self._parent.register()
         self._watch_collectives()
         self._training.open()
+        if self._records is not None:
+            self._records.open()
 
     def close(self, end: End) -> None:
         """End the span, send and write everything, stop all threads. Only once.
@@ -194,7 +205,11 @@ class Session:
         if self._terminated and end.error is None:
             end = End("signal:SIGTERM")
         self._close_collectives(before_export)
+        if self._records is not None:
+            self._records.gather(before_export)
         self._close_training(end)
+        if self._records is not None:
+            self._records.close()
         self._finish(end)
         self._parent.unregister()
         self._lookout.close(deadline)
@@ -224,6 +239,15 @@ class Session:
         span = self.span.finish(self._clock.now(), end)
         self._lookout.end(span)
         self._exporter.put_span(span)
+
+    @safely("tell what was recorded after the end")
+    def tell_late(self) -> None:
+        """What was recorded after this session was closed, and no other was opened, goes to its log all the same."""
+        if self._records is not None:
+            self._exporter.restart()
+            self._records.gather(Deadline(EXPORT_SECONDS))
+            self._records.close()
+            self._exporter.close(CLOSE_SECONDS)
 
     def abandon(self) -> None:
         """In a forked child: the parent's session adopts no spans here."""
@@ -369,6 +393,8 @@ class Session:
             sys.modules.get("torch"),
             self._settings.log_ranks.text,
             self._settings.collectives,
+            self._settings.source,
+            dict(self._settings.log_metadata),
         )
 
     @safely("watch collectives")
@@ -401,6 +427,8 @@ class Session:
             self._collectives.beat()
             beat["calls"] = self._collectives.calls()
             self.span.learn({"pytorch.collective_calls": beat["calls"]})
+        if self._records is not None:
+            self._records.beat()
         self._exporter.put(beat | self._lookout.beat())
         self._exporter.wake()
 
@@ -415,6 +443,8 @@ class Session:
         self._tell_of_checkpoints()
         if self._collectives is not None:
             self._collectives.summarise()
+        if self._records is not None:
+            self._records.summarise()
         self._training.summarise()
 
     def rotate(self) -> None:
@@ -439,9 +469,13 @@ class Session:
         self._handler.answered()
 
     def _tell_before_the_end(self, interrupted: bool) -> None:
+        if self._records is not None and interrupted:
+            self._records.gather(Deadline(0))
         if self._collectives is not None:
             self._collectives.farewell()
         self._training.farewell(interrupted)
+        if self._records is not None:
+            self._records.summarise()
         self.span.learn({"pytorch.steps": self._training.count})
 
     def _farewell(self) -> None:

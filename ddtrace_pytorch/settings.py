@@ -60,6 +60,27 @@ def _number(low: float, high: float) -> Callable[[str], float]:
     return parse
 
 
+def _switch(raw: str) -> bool:
+    word = raw.strip().lower()
+    if word not in ("true", "1", "false", "0"):
+        raise BadValue("true or false")
+    return word in ("true", "1")
+
+
+def _paths(raw: str) -> tuple[str, ...]:
+    return tuple(path for path in map(str.strip, raw.split(",")) if path)
+
+
+def _pairs(raw: str) -> tuple[tuple[str, str], ...]:
+    pairs = []
+    for part in filter(str.strip, raw.split(",")):
+        key, colon, value = map(str.strip, part.partition(":"))
+        if not (key and colon and value):
+            raise BadValue("pairs such as team:vision,run:7")
+        pairs.append((key, value))
+    return tuple(pairs)
+
+
 def _whole(low: int, high: int) -> Callable[[str], int]:
     def parse(raw: str) -> int:
         accepted = f"a whole number from {low} to {high}"
@@ -312,6 +333,34 @@ TABLE: tuple[Setting, ...] = (
         "Ranks that write a run log: `all`, `0,8-15` or `%8` (every eighth).",
     ),
     Setting(
+        "DD_PYTORCH_LOG_HANDLERS",
+        "log_handlers",
+        _paths,
+        "",
+        "Factories of your own functions that get each record of the run log: `package.module:factory`, with commas.",
+    ),
+    Setting(
+        "DD_PYTORCH_LOG_METADATA",
+        "log_metadata",
+        _pairs,
+        "",
+        "More of your own to know each rank by: `key:value` pairs, with commas.",
+    ),
+    Setting(
+        "DD_PYTORCH_RECORDS",
+        "records",
+        _switch,
+        "true",
+        "`false`: spans, events and scalars of your own are not recorded.",
+    ),
+    Setting(
+        "DD_PYTORCH_SOURCE",
+        "source",
+        _text,
+        "trainer",
+        "The role of this process, such as `trainer`, `rollout` or `reward`.",
+    ),
+    Setting(
         "DD_PYTORCH_STATE_DIR",
         "state_dir",
         _optional_path,
@@ -347,6 +396,10 @@ class Settings:
     log_dir: str | None
     log_max_mb: float
     log_ranks: RankChoice
+    log_handlers: tuple[str, ...]
+    log_metadata: tuple[tuple[str, str], ...]
+    records: bool
+    source: str
     state_dir: str | None
     complaints: tuple[str, ...] = ()
 

@@ -134,11 +134,16 @@ class End:
 
 def describe_error(error: BaseException) -> dict[str, str]:
     """ddtrace's error tags for `error`; never raises, whatever its ``__str__`` does."""
-    kind = type(error)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     try:
         message = str(error)
-        stack = "".join(traceback.format_exception(kind, error, error.__traceback__, limit=-STACK_FRAMES))
+        stack = "".join(traceback.format_exception(type(error), error, error.__traceback__, limit=-STACK_FRAMES))
     except Exception as broken:
         message, stack = f"(its text raised {type(broken).__name__})", ""
-    return {"error.type": name, "error.message": message[:MESSAGE_LIMIT], "error.stack": stack[-STACK_LIMIT:]}
+    tags = {"error.type": type_name(error), "error.message": message[:MESSAGE_LIMIT]}
+    return tags | {"error.stack": stack[-STACK_LIMIT:]}
+
+
+def type_name(error: BaseException) -> str:
+    """What ddtrace calls the type of `error`."""
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

@@ -18,9 +18,9 @@ from typing import Any, Protocol
 
 from ddtrace_pytorch.border import warn_once
 from ddtrace_pytorch.collectives.listening import BATCH, Call
-from ddtrace_pytorch.collectives.telling import place
 from ddtrace_pytorch.ledger import users_frame
 from ddtrace_pytorch.settings import Settings
+from ddtrace_pytorch.source_lines import place
 
 Fields = dict[str, Any]
 # The node that a rank is on, by its global rank; None where that isn't known.

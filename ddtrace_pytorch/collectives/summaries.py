@@ -15,6 +15,7 @@ from ddtrace_pytorch.collectives.readings import LOOK_SECONDS, Readings
 from ddtrace_pytorch.collectives.telling import Totals
 from ddtrace_pytorch.deadline import Deadline
 from ddtrace_pytorch.ledger import Cell, Group, Ledger
+from ddtrace_pytorch.source_lines import place
 from ddtrace_pytorch.spans import Fact
 from ddtrace_pytorch.threads import leave_signals_to_others
 
@@ -75,7 +76,7 @@ class Summaries:
             return
         self._told[cell] = now
         slowest, code, instruction = cell.take_slowest()
-        at = telling.place(code, instruction) if code is not None else None
+        at = place(code, instruction) if code is not None else None
         facts = telling.summary_facts(cell, told, slowest, at) | share.facts()
         buckets = {str(bucket): many for bucket, many in enumerate(told.buckets) if many}
         more = {"how": cell.how.value, "buckets": buckets}

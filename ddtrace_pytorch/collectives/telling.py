@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import CodeType
 from typing import NamedTuple
 
 from ddtrace_pytorch.collectives.surface import BY_NAME
 from ddtrace_pytorch.histogram import BUCKETS, percentile
 from ddtrace_pytorch.ledger import Cell, Group, How, Note
+from ddtrace_pytorch.source_lines import place
 from ddtrace_pytorch.spans import Fact
 
 SUMMARY = "pytorch.collectives"
@@ -62,16 +62,6 @@ def bus_factor(operation: str, size: int) -> float:
     """Bus bandwidth over algorithm bandwidth; 0 where the operation has none. A coalesced one is like its parts."""
     row = BY_NAME.get(operation.removesuffix("_coalesced"))
     return row.bus(size) if row is not None and size else 0.0
-
-
-def place(code: CodeType, instruction: int) -> str:
-    """``file:line`` of an instruction, by its offset in `code`."""
-    line = code.co_firstlineno
-    for start, end, number in code.co_lines():
-        if start <= instruction < end and number is not None:
-            line = number
-            break
-    return f"{code.co_filename}:{line}"
 
 
 def group_facts(here: Group) -> dict[str, Fact]:

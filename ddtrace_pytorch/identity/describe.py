@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from ddtrace_pytorch.identity import runtime
 from ddtrace_pytorch.identity.device import Device
 from ddtrace_pytorch.identity.introduction import Introduced
 from ddtrace_pytorch.identity.job import Job
+from ddtrace_pytorch.identity.values import clean
 from ddtrace_pytorch.runlog.schema import SCHEMA_VERSION
 from ddtrace_pytorch.spans import Fact
 
@@ -69,6 +70,12 @@ def opening_facts(
     return facts
 
 
+def purpose_facts(source: str, metadata: Iterable[tuple[str, str]]) -> dict[str, Fact]:
+    """What the user says that this process is for, and by what else to know it."""
+    facts: dict[str, Fact] = {"pytorch.source": clean(source)}
+    return facts | {f"pytorch.metadata.{clean(key)}": clean(value) for key, value in metadata}
+
+
 def introduced_facts(said: Introduced) -> dict[str, Fact]:
     """What the ranks agreed on."""
     return {**job_facts(said.job_id, said.source), "pytorch.incarnation": said.incarnation}
@@ -89,11 +96,13 @@ def identity_record(
     torch: Any | None,
     log_ranks: str,
     collectives: str,
+    source: str,
+    metadata: Mapping[str, str],
 ) -> dict[str, Any]:
     """The run log's record of type ``identity``, as things stand; `said` is None until the ranks have agreed.
 
     `log_ranks` is the text that chose this rank, and perhaps not others, to write a log; `collectives` the word that
-    says how much is told of them.
+    says how much is told of them; `source` what this process is for; `metadata` the user's own.
     """
     now = clock.now()
     return {
@@ -106,7 +115,8 @@ def identity_record(
         "host": host,
         "node": host,
         "pid": os.getpid(),
-        "source": "trainer",
+        "source": source,
+        "metadata": dict(metadata),
         "log_ranks": log_ranks,
         "collectives": collectives,
         "job": {

@@ -101,6 +101,19 @@ def _encode_slowly(record: Mapping[str, Any]) -> bytes:
     return line.encode("ascii") + b"\n"
 
 
+_encode_plain = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False).encode
+
+
+def encode_plain(record: Mapping[str, Any]) -> bytes:
+    """:func:`encode` for a record of nothing but JSON's own types, ``type`` and ``ts`` first: it takes less time."""
+    try:
+        line = _encode_plain(record)
+    except ValueError:
+        return encode(record)  # a float that JSON doesn't have
+    # A surrogate may be a lone one.
+    return encode(record) if "\\ud" in line else line.encode("ascii") + b"\n"
+
+
 def decode(line: bytes) -> dict[str, Any] | None:
     """The record of one line; None if the line is damaged or is no record."""
     try:

@@ -28,6 +28,10 @@ TOO_LARGE = "record too large"
 MIB = 1024 * 1024
 
 
+# What is to be a line of the log, or is one already.
+Record = Mapping[str, Any] | bytes
+
+
 class LogUnusable(OSError):
     """The run log can't be written where it should be; the message says why and what to do."""
 
@@ -64,22 +68,22 @@ class RunLogQueue:
     def __init__(self, limit_records: int = 65_536, limit_bytes: int = 32 * MIB) -> None:
         self._limit_records = limit_records
         self._limit_bytes = limit_bytes
-        self._records: deque[dict[str, Any]] = deque()
+        self._records: deque[Record] = deque()
         self._bytes = 0
         self._refused = count()
         self._refused_read = 0
         self._refused_told = 0
 
-    def put(self, record: dict[str, Any]) -> None:
+    def put(self, record: Record) -> None:
         """Hand `record` over (don't change it afterwards); a full queue counts it instead. Never waits or raises."""
-        weight = _weight(record)
+        weight = len(record) if isinstance(record, bytes) else _weight(record)
         if len(self._records) >= self._limit_records or self._bytes + weight > self._limit_bytes:
             next(self._refused)
         else:
             self._bytes += weight
             self._records.append(record)
 
-    def take(self) -> tuple[list[dict[str, Any]], int]:
+    def take(self) -> tuple[list[Record], int]:
         """What has been put since the last time, oldest first, and how many records were refused since then."""
         self._bytes = 0
         records = [self._records.popleft() for _ in range(len(self._records))]
@@ -90,7 +94,7 @@ class RunLogQueue:
         return records, fresh
 
 
-def _weight(record: dict[str, Any]) -> int:
+def _weight(record: Mapping[str, Any]) -> int:
     total = 256
     for value in tuple(record.values()):
         if isinstance(value, str):
@@ -186,14 +190,14 @@ class RunLogFile:
         if records:
             self._losses.setdefault(reason, Loss()).add(records, size)
 
-    def write(self, records: Sequence[Mapping[str, Any]] = ()) -> None:
+    def write(self, records: Sequence[Record] = ()) -> None:
         """Append `records` with one write call (more only where a segment ends); never raises :class:`OSError`.
 
         What the disk doesn't take is counted and told by the next call that works, even one without records.
         """
         if os.getpid() != self._pid:
             return
-        for lines in self._portions([encode(record) for record in records]):
+        for lines in self._portions([one if isinstance(one, bytes) else encode(one) for one in records]):
             try:
                 self._append(lines)
             except OSError:

@@ -67,6 +67,11 @@ def test_every_row_fills_a_field_of_its_own_and_says_what_it_means() -> None:
         ("VM_ID", " vm-7 ", "vm_id", "vm-7"),
         ("DD_PYTORCH_LOG_DIR", "/data/logs", "log_root", "/data/logs"),
         ("DD_PYTORCH_LOG_MAX_MB", "1", "log_max_mb", 1.0),
+        ("DD_PYTORCH_LOG_HANDLERS", "a.b:c, d.e ,", "log_handlers", ("a.b:c", "d.e")),
+        ("DD_PYTORCH_LOG_METADATA", "team:vision, run : a:b", "log_metadata", (("team", "vision"), ("run", "a:b"))),
+        ("DD_PYTORCH_RECORDS", "False", "records", False),
+        ("DD_PYTORCH_RECORDS", "1", "records", True),
+        ("DD_PYTORCH_SOURCE", " rollout ", "source", "rollout"),
     ],
 )
 def test_a_good_value_is_read(variable: str, raw: str, field: str, value: object) -> None:
@@ -113,6 +118,9 @@ def test_our_own_service_wins_over_ddtraces() -> None:
         ("DD_PYTORCH_ROTATION_SECONDS", "nan", "a number from 0.01 to 86400"),
         ("DD_PYTORCH_SNAPSHOT_SECONDS", "inf", "a number from 0.1 to 86400"),
         ("DD_PYTORCH_LOG_MAX_MB", "0.5", "a number from 1"),
+        ("DD_PYTORCH_LOG_METADATA", "team=vision", "pairs such as team:vision"),
+        ("DD_PYTORCH_LOG_METADATA", "team:", "pairs such as team:vision"),
+        ("DD_PYTORCH_RECORDS", "maybe", "true or false"),
         ("DD_PYTORCH_LOG_RANKS", "%0", "such as 0,8-15"),
         ("DD_PYTORCH_LOG_RANKS", "8-3", "such as 0,8-15"),
         ("DD_PYTORCH_LOG_RANKS", "0,,1", "such as 0,8-15"),

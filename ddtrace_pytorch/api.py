@@ -1,0 +1,167 @@
+"""Your own records: what your code does and what it measures, beside what is recorded by itself.
+
+    import ddtrace_pytorch
+
+    with ddtrace_pytorch.span("rollout", prompts=64):
+        ...
+    ddtrace_pytorch.scalar({"loss": loss})
+    ddtrace_pytorch.event("new best")
+
+There is nothing to set up. Where tracing is not switched on, and in what ``torch.compile`` compiles, none of these does
+anything. See ``docs/records.md``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from operator import index
+from sys import _getframe
+from typing import cast
+
+from ddtrace_pytorch.border import complain
+from ddtrace_pytorch.records import switch
+from ddtrace_pytorch.records.attributes import NOTHING, plain, text
+from ddtrace_pytorch.records.notes import row
+from ddtrace_pytorch.records.recorder import EVENT, SCALAR
+from ddtrace_pytorch.records.scalars import split
+from ddtrace_pytorch.records.tags import tag
+from ddtrace_pytorch.records.user_span import Span
+
+__all__ = ["Span", "event", "scalar", "set_step", "span", "step_tag"]
+
+# Dynamo knows this one, also around a break of the graph.
+_NO_SPAN = cast("Span", contextlib.nullcontext())
+
+
+def span(name: str, /, **attributes: object) -> Span:
+    """A stretch of your program, as a context manager or as a decorator.
+
+        with span("rollout", prompts=64):
+            ...
+
+        @span("evaluate")
+        def evaluate(model): ...
+
+    Spans lie in each other as the code does, in each thread and asyncio task by itself. ``async with`` is the same as
+    ``with``. Decorated functions may be coroutines, which are awaited in the span, and generators, which the span lasts
+    as long as. An exception that comes out of it is recorded, and passes on unchanged.
+
+    Of `attributes`, text, numbers, truth values and None are kept, and of everything else the type and shape.
+
+    Raises:
+        TypeError: `name` is no text.
+
+    .. versionadded:: 0.2
+    """
+    if type(name) is not str:
+        name = text(name, "the name of a span")
+    if switch.compiling():
+        return _NO_SPAN
+    return Span(name, plain(attributes) if attributes else NOTHING)
+
+
+def event(name: str, /, **attributes: object) -> None:
+    """Something that happened just now. `attributes` are as those of :func:`span`.
+
+    Raises:
+        TypeError: `name` is no text.
+
+    .. versionadded:: 0.2
+    """
+    if type(name) is not str:
+        name = text(name, "the name of an event")
+    if switch.compiling():
+        return
+    recorder = switch.recorder
+    if recorder is None:
+        return
+    try:
+        values = plain(attributes) if attributes else NOTHING
+        frame = _getframe(1)
+        found = row(recorder, EVENT, name, values, frame.f_code, frame.f_lasti)
+        if found is not None:
+            recorder.add(found)
+    except Exception as error:
+        complain("record an event", error)
+
+
+def scalar(values: Mapping[str, object], /, *, step: int | None = None) -> None:
+    """Numbers of the step under way, or of another `step`, by their names: ``scalar({"loss": loss})``.
+
+    They may be Python's, NumPy's, or in tensors of one element. One on a GPU is read without waiting for it: what it is
+    now is recorded when it has arrived, so it may be changed at once. Nothing of the tensor is held on to.
+
+    Raises:
+        TypeError: `values` is no mapping, one of its names no text, or `step` no whole number.
+
+    .. versionadded:: 0.2
+    """
+    if type(values) is not dict and not isinstance(values, Mapping):
+        raise TypeError(f"scalars are given as a dict of numbers by name, not as {type(values).__name__}")
+    if switch.compiling():
+        return
+    of_step = None if step is None else (index(step), None)
+    recorder = switch.recorder
+    if recorder is None:
+        for name in values:
+            if type(name) is not str:
+                text(name, "the name of a scalar")
+        return
+    numbers, on_gpu, others = split(values)
+    try:
+        frame = _getframe(1)
+        found = row(recorder, SCALAR, "", numbers, frame.f_code, frame.f_lasti, others, of_step)
+        if found is None:
+            return
+        if on_gpu:
+            recorder.on_gpu.put(recorder, found, numbers, on_gpu)
+        else:
+            recorder.add(found)
+    except Exception as error:
+        complain("record a scalar", error)
+
+
+def set_step(number: int, /, *, relative_step: int | None = None) -> None:
+    """The step with that `number` begins here: for loops whose steps aren't those of an optimizer.
+
+    `relative_step` counts them from 1 since the training was begun or resumed.
+
+    Raises:
+        TypeError: one of them is no whole number.
+
+    .. versionadded:: 0.2
+    """
+    if switch.compiling():
+        return
+    number, relative_step = index(number), None if relative_step is None else index(relative_step)
+    recorder = switch.recorder
+    if recorder is None:
+        return
+    try:
+        recorder.set_step(number, relative_step)
+    except Exception as error:
+        complain("begin a step", error)
+
+
+def step_tag(word: str, /) -> None:
+    """Put a word on the step under way, such as ``"eval"``: all that is recorded from now until the next step has it.
+
+    In an asyncio task it is on what that task, and those it starts, record; elsewhere on what all of the process does.
+
+    Raises:
+        TypeError: `word` is no text.
+
+    .. versionadded:: 0.2
+    """
+    if type(word) is not str:
+        word = text(word, "a step's tag")
+    if switch.compiling():
+        return
+    recorder = switch.recorder
+    if recorder is None:
+        return
+    try:
+        tag(recorder.progress, word)
+    except Exception as error:
+        complain("tag a step", error)

@@ -1,0 +1,1 @@
+"""Other tools' records into ours."""

@@ -1,0 +1,114 @@
+"""A user's values as plain data: text, numbers, truth values and None are kept, of all else the type and shape.
+
+No code of the user's runs for that: no ``repr``, ``str`` or ``len`` of a class of theirs, which might also wait for a
+GPU. And nothing of theirs is held on to.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+Plain = str | int | float | bool | None
+
+# Characters of one text.
+TEXT_LIMIT = 4_000
+# Bits: a longer number is no number anybody reads, and takes its time to be written.
+NUMBER_LIMIT = 1_024
+MOST = 64
+# Characters of what is said of an array's type, which may have hundreds of fields.
+KIND_LIMIT = 200
+
+_CONTAINERS = frozenset((dict, list, tuple, set, frozenset, bytes, bytearray))
+# What the class itself says, past any metaclass of the user's.
+_name_of = type.__dict__["__name__"].__get__
+_module_of = type.__dict__["__module__"].__get__
+
+NOTHING: dict[str, Plain] = {}
+
+
+def plain(attributes: Mapping[str, object]) -> dict[str, Plain]:
+    """All of `attributes` as plain data; of too many, the first, and how many more there were."""
+    if len(attributes) > MOST:
+        kept = {name: one(value) for name, value in [*attributes.items()][:MOST]}
+        kept["…"] = f"+{len(attributes) - MOST} attributes"
+        return kept
+    return {name: one(value) for name, value in attributes.items()}
+
+
+def one(value: object) -> Plain:
+    """`value` as plain data."""
+    kind = type(value)
+    if kind is str:
+        return short(value)  # type: ignore[arg-type]
+    if kind is float or kind is bool or value is None:
+        return value  # type: ignore[return-value]
+    number = as_number(value)
+    if number is not None:
+        return number
+    if issubclass(kind, str):
+        return short(str.__str__(value))
+    return described(value)
+
+
+def text(value: object, what: str) -> str:
+    """`value` as plain text.
+
+    Raises:
+        TypeError: it is none; says `what` should be.
+    """
+    if not isinstance(value, str):
+        raise TypeError(f"{what} is a str, not {type(value).__name__}")
+    return str.__str__(value)
+
+
+def short(value: str) -> str:
+    """`value`, cut off with a mark where it is long."""
+    if len(value) <= TEXT_LIMIT:
+        return value
+    return f"{value[:TEXT_LIMIT]}…(+{len(value) - TEXT_LIMIT} chars)"
+
+
+def as_number(value: object) -> int | float | bool | None:
+    """`value`, where it is a number of Python's or NumPy's, or a subclass of Python's; else None."""
+    kind = type(value)
+    if kind is float or kind is bool:
+        return value  # type: ignore[return-value]
+    if issubclass(kind, int):
+        number = int.__int__(value)  # type: ignore[arg-type]
+        return number if number.bit_length() <= NUMBER_LIMIT else None
+    if issubclass(kind, float):
+        return float.__float__(value)  # type: ignore[arg-type]
+    if _module_of(kind) == "numpy":
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and issubclass(kind, (numpy.number, numpy.bool_)):
+            found = value.item()  # type: ignore[attr-defined]
+            return found if type(found) in (int, float, bool) else None
+    return None
+
+
+def described(value: Any) -> str:
+    """The type of `value`, with the shape of a tensor or array and the length of a container."""
+    kind = type(value)
+    name: str = _name_of(kind)
+    if kind in _CONTAINERS:
+        return f"{name}[{len(value)}]"
+    module = _module_of(kind)
+    root = module.partition(".")[0] if type(module) is str else ""
+    try:
+        if root == "torch" and issubclass(kind, sys.modules["torch"].Tensor):
+            # A subclass of torch's own (DTensor) would be asked in Python what its shape is.
+            with sys.modules["torch"]._C.DisableTorchFunctionSubclass():
+                return _array(name, value)
+        if root == "numpy" and issubclass(kind, sys.modules["numpy"].ndarray):
+            return _array(name, value)
+    except Exception:
+        return name  # a tensor without a shape, such as a nested one
+    return name
+
+
+def _array(name: str, value: Any) -> str:
+    # A size that is still a symbol must not be asked for its value.
+    shape = ", ".join([str(size) if type(size) is int else "?" for size in value.shape])
+    return f"{name}[{shape}] {str(value.dtype).removeprefix('torch.')[:KIND_LIMIT]}"

@@ -1,0 +1,123 @@
+"""The numbers that a user gives: which of them are at hand, which are still to come from a GPU, which are none."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+from ddtrace_pytorch.border import warn_once
+from ddtrace_pytorch.records.attributes import as_number, one, text
+
+# Of one call.
+MOST = 1_000
+# So many names of scalars that are no numbers are warned of.
+WARNINGS = 20
+
+_NOTHING = nullcontext()
+
+_tensors: tuple[type, ...] = ()
+# How many modes of the user's see what is done with a tensor.
+_modes: Callable[[], int] = int
+
+_warned: set[str] = set()
+
+
+Split = tuple[dict[str, int | float], list[tuple[str, Any]], dict[str, Any]]
+
+
+def split(values: Mapping[str, object]) -> Split:
+    """Of `values` the numbers that are at hand, the tensors of one element on a GPU, and what isn't a number, as its
+    type.
+
+    Raises:
+        TypeError: the name of one is no text.
+    """
+    numbers: dict[str, int | float] = {}
+    on_gpu: list[tuple[str, Any]] = []
+    others: dict[str, Any] = {}
+    for name, value in values.items():
+        if type(name) is not str:
+            name = text(name, "the name of a scalar")
+        kind = type(value)
+        if kind is float:
+            numbers[name] = value  # type: ignore[assignment]
+            continue
+        if kind in (_tensors or _find_tensors()):
+            number = _in_tensor(value)
+            if number is None and _is_on_gpu(value):
+                on_gpu.append((name, value))
+                continue
+        else:
+            number = as_number(value)
+            if number is None:
+                number = _in_array(value)
+        if number is None:
+            others[name] = one(value)
+        else:
+            numbers[name] = int(number) if number is True or number is False else number
+    if len(values) > MOST:
+        numbers, on_gpu, others = _fewer(numbers, on_gpu, others)
+    if others:
+        _warn(others)
+    return numbers, on_gpu, others
+
+
+def without_dispatch(torch: Any) -> Any:
+    """While it lasts, no mode of the user's sees what is done with a tensor."""
+    return torch._C._DisableTorchDispatch() if torch._C._len_torch_dispatch_stack() else _NOTHING
+
+
+def _find_tensors() -> tuple[type, ...]:
+    """The classes of tensors behind which there is no code of the user's."""
+    global _tensors, _modes
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        _tensors = (torch.Tensor, torch.nn.Parameter)
+        _modes = torch._C._len_torch_dispatch_stack
+    return _tensors
+
+
+def _in_tensor(value: Any) -> int | float | None:
+    """The one element of a tensor in this host's memory."""
+    try:
+        if not value.is_cpu:
+            return None
+        if _modes():
+            with without_dispatch(sys.modules["torch"]):
+                return as_number(value.item())
+        return as_number(value.item())
+    except Exception:
+        return None  # there are several, or it is being traced and has none
+
+
+def _in_array(value: Any) -> int | float | None:
+    """The one element of an array of NumPy's."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and type(value) is numpy.ndarray and value.size == 1:
+        return as_number(value.item())
+    return None
+
+
+def _is_on_gpu(value: Any) -> bool:
+    try:
+        return bool(value.is_cuda) and value.numel() == 1 and not value.is_complex()
+    except Exception:
+        return False
+
+
+def _fewer(
+    numbers: dict[str, int | float], on_gpu: list[tuple[str, Any]], others: dict[str, Any]
+) -> tuple[dict[str, int | float], list[tuple[str, Any]], dict[str, Any]]:
+    left = MOST - len(others)
+    over = len(numbers) + len(on_gpu) + len(others) - MOST
+    kept = dict([*numbers.items()][: max(left - len(on_gpu), 0)])
+    return kept, on_gpu[:left], {**dict([*others.items()][:MOST]), "…": f"+{over} scalars"}
+
+
+def _warn(others: Mapping[str, Any]) -> None:
+    for name, what in others.items():
+        if name not in _warned and len(_warned) < WARNINGS:
+            _warned.add(name)
+            warn_once(f"the scalar {name[:80]!r} is no number; what is recorded of it is {str(what)[:80]!r}")
