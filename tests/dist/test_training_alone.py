@@ -1,4 +1,4 @@
-"""What a training loop shows of itself: optimizer steps, compiled ones too, and the framework in use."""
+"""What a training loop shows of itself: optimizer steps, compiled ones too."""
 
 from __future__ import annotations
 
