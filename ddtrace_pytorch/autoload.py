@@ -41,7 +41,7 @@ SLOT: dict[str, dict[str, str]] = {
 opened_by: str | None = None
 
 _built_in: dict[tuple[str, str], Callable[..., Any]] = {}
-_after_import: dict[str, Callable[[ModuleType], object]] = {}
+_after_import: dict[str, list[Callable[[ModuleType], object]]] = {}
 
 
 def install(door: str = "pth") -> None:
@@ -65,15 +65,20 @@ def torch_backend() -> None:
 def after_import(name: str, call: Callable[[ModuleType], object]) -> Callable[[], None]:
     """Call `call` with the module `name`: now if it is loaded, and as soon as it has run when it is imported later.
 
-    One callback for each name; gives what takes the callback back.
+    Gives what takes the callback back.
     """
-    _after_import[name] = call
+    calls = _after_import.setdefault(name, [])
+    if call not in calls:
+        calls.append(call)
     module = sys.modules.get(name)
     if module is not None:
         call(module)
 
     def forget() -> None:
-        _after_import.pop(name, None)
+        if call in calls:
+            calls.remove(call)
+        if not calls and _after_import.get(name) is calls:
+            del _after_import[name]
 
     return forget
 
@@ -151,6 +156,5 @@ class TellingLoader:
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
-        call = _after_import.get(module.__name__)
-        if call is not None:
+        for call in tuple(_after_import.get(module.__name__, ())):
             call(module)

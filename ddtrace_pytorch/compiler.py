@@ -22,16 +22,18 @@ def compiling() -> Callable[[], bool]:
     return getattr(compiler, "is_dynamo_compiling", None) or (lambda: False)
 
 
-def leave_uncompiled(code: CodeType) -> None:
+def leave_uncompiled(code: CodeType, to_the_end: bool = False) -> None:
     """Have `code`, and the functions defined in it, run as they are where a compiled function comes to them.
 
     Else Dynamo would compile each after a graph break, and again whenever a count that it reads has changed. What they
-    call is compiled as ever.
+    call is compiled as ever, or, `to_the_end`, not either.
     """
-    mark = _mark()
+    mark = _mark(to_the_end)
     if mark is not None:
         _each(code, mark)
 
+
+_PACKAGE = __name__.partition(".")[0]
 
 # These call nothing of the user's, nor functions that are compiled when we are not there.
 _TO_THE_END = (
@@ -39,6 +41,7 @@ _TO_THE_END = (
     "ddtrace_pytorch.collectives.groups",
     "ddtrace_pytorch.collectives.sizes",
     "ddtrace_pytorch.collectives.work",
+    "ddtrace_pytorch.identity.mesh",
     "ddtrace_pytorch.ledger",
     "ddtrace_pytorch.records.attributes",
     "ddtrace_pytorch.records.here",
@@ -56,11 +59,12 @@ def leave_package_uncompiled() -> None:
     """The same for all of this package that is loaded, and for what the ledger and its like call."""
     mark, to_the_end = _mark(), _mark(to_the_end=True)
     if mark is not None and to_the_end is not None:
-        package = __name__.partition(".")[0]
         for name, module in tuple(sys.modules.items()):
-            if name.partition(".")[0] == package:
+            if name.partition(".")[0] == _PACKAGE:
                 for function in _functions(module, name):
-                    _each(function.__code__, to_the_end if name in _TO_THE_END else mark)
+                    # What `safely` guards has the code of the guard.
+                    whose = function.__globals__.get("__name__")
+                    _each(function.__code__, to_the_end if whose in _TO_THE_END else mark)
 
 
 def _each(code: CodeType, mark: Callable[[CodeType], object]) -> None:
@@ -76,7 +80,9 @@ def _functions(scope: Any, module: str) -> Iterator[FunctionType]:
         if getattr(function, "__module__", None) != module:
             continue
         if isinstance(function, FunctionType):
-            yield function
+            # Not a decorator's of the standard library: all context managers share one code.
+            if str(function.__globals__.get("__name__")).startswith(_PACKAGE):
+                yield function
             if "__wrapped__" in vars(function):
                 yield vars(function)["__wrapped__"]
         elif isinstance(function, type):

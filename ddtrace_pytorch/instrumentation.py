@@ -16,7 +16,7 @@ from ddtrace_pytorch.border import leave_no_trace, safely, warn_once
 from ddtrace_pytorch.collectives import group_lives, in_place
 from ddtrace_pytorch.patch import SUPPORTED_TORCH, get_version, supports
 from ddtrace_pytorch.spans import End
-from ddtrace_pytorch.training import frameworks
+from ddtrace_pytorch.training import checkpoint, collector, dataloader, engines, watching
 
 Undo = Callable[[], None]
 
@@ -116,8 +116,12 @@ class Instrumentation:
             self._instrument("init_process_group", self._around_init)
             self._instrument("destroy_process_group", self._around_destroy)
             self._watch_groups(distributed.distributed_c10d)
-        frameworks.watch(self.lifecycle.framework_seen, self._undo)
+        watching.watch(self.lifecycle.used, self._undo)
         self._undo.append(self.lifecycle.steps.watch())
+        engines.watch(self.lifecycle.steps, self._undo)
+        dataloader.watch(self.lifecycle, self._undo)
+        checkpoint.watch(self.lifecycle, self._undo)
+        self._undo.append(collector.watch(self.lifecycle))
         self.lifecycle.record()
         atexit.register(self.lifecycle.at_exit)
         self._torch._datadog_patch = True

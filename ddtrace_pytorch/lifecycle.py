@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ddtrace_pytorch.border import safely
 from ddtrace_pytorch.collectives.group_lives import GroupLives
 from ddtrace_pytorch.compiler import leave_package_uncompiled
+from ddtrace_pytorch.identity import mesh
 from ddtrace_pytorch.records import before, switch, user_span
 from ddtrace_pytorch.records.before import Before
 from ddtrace_pytorch.records.recorder import Recorder
@@ -22,7 +23,9 @@ from ddtrace_pytorch.settings import load as load_settings
 from ddtrace_pytorch.spans import End
 from ddtrace_pytorch.termination import Handler
 from ddtrace_pytorch.threads import on_main_thread
-from ddtrace_pytorch.training import frameworks
+from ddtrace_pytorch.training.checkpoint import is_savers_process
+from ddtrace_pytorch.training.dataloader import Loaders
+from ddtrace_pytorch.training.frameworks import Makeup, Use
 from ddtrace_pytorch.training.progress import Progress
 from ddtrace_pytorch.training.steps import Steps
 
@@ -41,6 +44,10 @@ class Lifecycle:
         self.lives = GroupLives()
         self.progress = Progress()
         self.steps = Steps(self.progress, self._first_stepped, self._stepped)
+        self.loaders = Loaders()
+        # Of the session that is open, or of the next: a trainer, for one, is made before its process group.
+        self._makeup = Makeup()
+        self._learning = threading.RLock()
         self._before = Before(settings.source)
         self._recorder = self._new_recorder()
         self._ended: Session | None = None
@@ -67,6 +74,7 @@ class Lifecycle:
         member = opening.member_of_group(distributed, self._groups, self._generated_id)
         self._groups += 1
         self._open(member)
+        self.used(Use(places=tuple(mesh.of_groups(distributed))))
 
     @safely("record the failed process group")
     def group_failed(self, distributed: Any, error: BaseException, arguments: Mapping[str, Any]) -> None:
@@ -91,8 +99,10 @@ class Lifecycle:
         with self._lock:
             session, self.current = self.current, None
         if session is not None:
+            self._makeup = Makeup()
             session.close(end)
             self._generated_id = session.generated_id
+            self.loaders.begin_anew()
             self._ended = session
 
     @safely("follow the first optimizer step")
@@ -108,11 +118,22 @@ class Lifecycle:
         if switch.recorder is not None:
             switch.recorder.on_gpu.look(switch.recorder)
 
-    @safely("tag the framework")
-    def framework_seen(self, word: str) -> None:
-        session = self.current
-        if session is not None:
-            session.learn({"framework": frameworks.stronger(str(session.span.facts()["framework"]), word)})
+    @safely("tag what the training is parallelised with")
+    def used(self, use: Use) -> None:
+        """A framework was put to use, or a mesh made."""
+        with self._learning:
+            if self._makeup.add(use):
+                self._tell_makeup()
+
+    def _tell_makeup(self) -> None:
+        if self.current is not None:
+            self.current.learn(self._makeup.facts())
+
+    @safely("tag the data loader's workers")
+    def loader_starts(self, loader: Any) -> None:
+        """`loader`, a DataLoader, is about to be iterated."""
+        if self.loaders.iterates(loader) and self.current is not None:
+            self.current.learn(self.loaders.facts)
 
     def at_exit(self) -> None:
         """The interpreter (or a multiprocessing child) ends: by itself, by SystemExit or by an exception."""
@@ -144,12 +165,15 @@ class Lifecycle:
         self._ended = None
         self._lock = threading.Lock()
         self._opening = threading.Lock()
+        self._learning = threading.RLock()
         self._attending = threading.Lock()
         self._groups = 0
         self._hears_multiprocessing = False
         self.steps.begin_anew()
+        self.loaders.begin_anew()
         safely("record nothing of the parent's")(self._record_anew)(heard)
         if session is not None:
+            self._makeup = Makeup()
             safely("leave the parent's session")(session.abandon)()
         safely("hear signals")(self._handler.renew)()
         self.after_fork()
@@ -157,6 +181,8 @@ class Lifecycle:
     def _open(self, member: Member | None = None) -> Session | None:
         from ddtrace_pytorch import opening
 
+        if is_savers_process():
+            return None
         # Ranks may be threads of one process: each session takes the place of the one before, and none is forgotten.
         with self._opening:
             self.close(End("replaced"))
@@ -169,6 +195,9 @@ class Lifecycle:
         # A process whose records weren't heard, because it was forked from one with a session, has one of its own now.
         switch.recorder = recorder if session is not None else None
         if session is not None:
+            session.learn(self.loaders.facts)
+            with self._learning:
+                self._tell_makeup()
             self._ended = None
             self._hear_multiprocessing()
         return session

@@ -109,9 +109,10 @@ class RankSpan:
         facts: Mapping[str, Fact],
         error: bool = False,
         span_id: int | None = None,
+        under: Piece | None = None,
     ) -> SpanRecord:
-        """A span of ours below the open piece; `start` in ns since the epoch, `duration` in ns."""
-        piece = self.piece
+        """A span of ours below `under` or the open piece; `start` in ns since the epoch, `duration` in ns."""
+        piece = under or self.piece
         tags, metrics = split({"component": "pytorch", **facts})
         return SpanRecord(
             name=name,

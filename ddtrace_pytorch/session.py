@@ -33,7 +33,7 @@ from ddtrace_pytorch.identity.meeting import Meeting
 from ddtrace_pytorch.identity.topology import find_nodes, this_node
 from ddtrace_pytorch.lookout import Lookout
 from ddtrace_pytorch.pulse import Pulse, task
-from ddtrace_pytorch.rank_span import RankSpan
+from ddtrace_pytorch.rank_span import Piece, RankSpan
 from ddtrace_pytorch.records.observer import Records
 from ddtrace_pytorch.records.recorder import Recorder
 from ddtrace_pytorch.settings import Settings
@@ -42,6 +42,7 @@ from ddtrace_pytorch.stalls import places
 from ddtrace_pytorch.stalls.last_words import Identity
 from ddtrace_pytorch.termination import Handler
 from ddtrace_pytorch.threads import leave_signals_to_others, on_main_thread
+from ddtrace_pytorch.training.checkpoint_spans import Checkpoints
 from ddtrace_pytorch.training.observer import Training
 from ddtrace_pytorch.training.steps import Steps
 from ddtrace_pytorch.whereabouts import Whereabouts
@@ -95,6 +96,7 @@ class Session:
             parent=parent,
             link=link,
         )
+        self.checkpoints = Checkpoints(self.tell)
         self._parent = parenthood.RankParent(self.span)
         self._exporter = Exporter(settings, member.rank, self._clock, self._identity, self._run_ids)
         self._collectives: Collectives | None = None
@@ -214,7 +216,26 @@ class Session:
         if self._exporter.close(max(0.1, deadline.left())):
             self._lookout.forget()
 
+    def tell(
+        self,
+        name: str,
+        resource: str,
+        start: int,
+        duration: int,
+        facts: Mapping[str, Fact],
+        error: bool = False,
+        under: Piece | None = None,
+    ) -> None:
+        """Send and write a span below the rank span, from any thread.
+
+        `start`: a reading of time.monotonic_ns(); `duration` in ns; `under`: the piece that was open when it started,
+        otherwise the open one.
+        """
+        began = self._clock.from_monotonic(start)
+        self._exporter.put_span(self.span.child(name, resource, began, duration, facts, error, under=under))
+
     def _finish(self, end: End) -> None:
+        self._tell_of_checkpoints(last=True)
         span = self.span.finish(self._clock.now(), end)
         self._lookout.end(span)
         self._exporter.put_span(span)
@@ -411,7 +432,15 @@ class Session:
         self._exporter.put(beat | self._lookout.beat())
         self._exporter.wake()
 
+    @safely("tell of checkpoints")
+    def _tell_of_checkpoints(self, last: bool = False) -> None:
+        if last:
+            self.checkpoints.close()
+        else:
+            self.checkpoints.settle()
+
     def _summarise(self) -> None:
+        self._tell_of_checkpoints()
         if self._collectives is not None:
             self._collectives.summarise()
         if self._records is not None:

@@ -73,6 +73,8 @@ class Whereabouts:
         self._computed = self._looked = 0
         self._moved = False
         self._was: tuple[str, str | None] = ("", None)
+        # By group: how many collectives had come to their end, and when that was first seen.
+        self._completed: dict[Group, tuple[int, int]] = {}
 
     def state(self, gpu: str | None, pid: int) -> RankState:
         """All of it; `moves` is since the last time."""
@@ -152,10 +154,9 @@ class Whereabouts:
                 arguments = _arguments(sys._current_frames().get(one.thread), one.cell.operation)
             since = self._clock.from_monotonic(one.since)
             current.setdefault(here, _call(one.cell.operation, one.key, arguments, here, since, one.peer))
-        states = {}
-        for here in tuple(self._collectives.ledger.groups):
-            call = current.get(here) or self._recorded(here)
-            states[here.name] = self._on_group(here, call)
+        groups = tuple(self._collectives.ledger.groups)
+        states = {here.name: self._on_group(here, current.get(here) or self._recorded(here)) for here in groups}
+        self._completed = {here: known for here in groups if (known := self._completed.get(here)) is not None}
         return states
 
     def _on_group(self, here: Group, current: Call | None) -> GroupState:
@@ -164,13 +165,18 @@ class Whereabouts:
         recent = () if unseen else _recent(here, calls)
         if current is not None and key == calls + 1:
             recent = (*recent, current)
+        completed = key - 1 if key else calls + unseen
+        known = self._completed.get(here)
+        if known is None or known[0] != completed:
+            known = self._completed[here] = completed, self._clock.now()
         return GroupState(
             name=here.name,
             label=here.label,
             ranks=here.ranks,
             backend=here.backend,
             entered=max(calls + unseen, key),
-            completed=key - 1 if key else calls + unseen,
+            completed=completed,
+            completed_at=known[1],
             current=current,
             recent=recent,
         )

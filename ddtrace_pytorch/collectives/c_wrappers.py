@@ -16,6 +16,7 @@ from ddtrace_pytorch.collectives import sizes
 from ddtrace_pytorch.collectives.generated import signature_of
 from ddtrace_pytorch.collectives.in_flight import InFlight, Slot
 from ddtrace_pytorch.collectives.surface import Operation
+from ddtrace_pytorch.compiler import leave_uncompiled
 from ddtrace_pytorch.ledger import Cell, Group, Line, times_of
 
 try:
@@ -96,4 +97,5 @@ def _size_function(operation: Operation, original: FunctionType) -> Callable[...
     parameters, _, defaults = signature_of(original)
     names = {name: getattr(sizes, name) for name in sizes.__all__} | {"_defaults": defaults}
     made: Callable[..., int] = eval(f"lambda here, {parameters}: {operation.size}", names)
+    leave_uncompiled(made.__code__)
     return made

@@ -35,8 +35,10 @@ class UnknownShape(TypeError):
     """The function is neither of the shapes that can be instrumented in place."""
 
 
-def instrument(function: Any, around: Around, faster: Faster | None = None) -> Undo:
+def instrument(function: Any, around: Around, faster: Faster | None = None, file: str = "{}") -> Undo:
     """Make every holder of `function` run ``around(original)``, or what is `faster`; gives what undoes it.
+
+    `file` is what a layer that this adds gives as its file, ``{}`` being that of `function`.
 
     Raises:
         UnknownShape: `function` is no Python function, or closes over something that is not torch's decorator.
@@ -44,7 +46,7 @@ def instrument(function: Any, around: Around, faster: Faster | None = None) -> U
     if not isinstance(function, FunctionType):
         raise UnknownShape(f"{function!r} is not a Python function")
     if function.__closure__ is None:
-        return _exchange_code(function, around)
+        return _exchange_code(function, around, file)
     return _exchange_cell(_decorated(function), around, faster)
 
 
@@ -78,13 +80,13 @@ def _exchange_cell(cell: CellType, around: Around, faster: Faster | None) -> Und
     return undo
 
 
-def _exchange_code(function: FunctionType, around: Around) -> Undo:
+def _exchange_code(function: FunctionType, around: Around, file: str) -> Undo:
     code = function.__code__
     original = FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
     original.__kwdefaults__ = function.__kwdefaults__
     original.__module__ = function.__module__
     ours = _unseen(around(original), original)
-    forwarding = _forwarding_code(code, ours)
+    forwarding = _forwarding_code(code, ours).replace(co_filename=file.format(code.co_filename))
     leave_uncompiled(forwarding)
     function.__code__ = forwarding
 
@@ -180,12 +182,19 @@ def place(
     if not modules:
         warn_once(f"this torch has no torch.distributed.{name}; ddtrace-pytorch goes on without it")
         return [], ""
+    return place_in(modules, name, around, forced, faster)
+
+
+def place_in(
+    holders: Sequence[Any], name: str, around: Around, forced: str = "auto", faster: Faster | None = None
+) -> tuple[list[Undo], str]:
+    """The same for the function that each of `holders`, modules or classes, has under `name`."""
     if forced != "wrapt":
         try:
-            return [instrument(getattr(modules[-1], name), around, faster)], "in_place"
+            return [instrument(getattr(holders[-1], name), around, faster)], "in_place"
         except UnknownShape as shape:
             log.info("%s is wrapped, not instrumented in place: %s", name, shape)
-    return wrap(modules, name, around), "wrapt"
+    return wrap(holders, name, around), "wrapt"
 
 
 def wrap(modules: Sequence[Any], name: str, around: Around) -> list[Undo]:

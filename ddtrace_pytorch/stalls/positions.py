@@ -87,4 +87,7 @@ def _on_group(here: GroupState, call: Call) -> GroupState:
         return here
     recent = (*here.recent, call) if call.key else here.recent
     entered = call.key or here.entered
-    return replace(here, entered=entered, completed=max(here.completed, call.key - 1), current=call, recent=recent)
+    completed, at = here.completed, here.completed_at
+    if completed < call.key - 1:
+        completed, at = call.key - 1, call.since
+    return replace(here, entered=entered, completed=completed, completed_at=at, current=call, recent=recent)

@@ -41,8 +41,8 @@ class Call:
 @dataclass(frozen=True)
 class GroupState:
     """A process group as one of its members sees it. `entered`: the number of the last collective that this rank
-    entered, `completed` that of the last which came to its end here; `current`: what it is in now, `recent`: the last
-    ones that it entered, oldest first, the current one among them."""
+    entered, `completed` that of the last which came to its end here, by `completed_at` at the latest (0: unknown);
+    `current`: what it is in now, `recent`: the last ones that it entered, oldest first, the current one among them."""
 
     name: str
     label: str
@@ -52,6 +52,7 @@ class GroupState:
     completed: int = 0
     current: Call | None = None
     recent: tuple[Call, ...] = ()
+    completed_at: int = 0
 
 
 @dataclass(frozen=True)

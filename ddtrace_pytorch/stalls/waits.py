@@ -210,7 +210,12 @@ def _runs(place: Place, roll: Mapping[int, RankState], now: int, threshold: int)
         peers = [roll.get(rank) for rank in place.lacks]
         return bool(place.spot.pair) and all(_ended(peer) and peer and now - peer.as_of < FRESH for peer in peers)
     group, spot = place.any_wait.group, place.spot
-    if place.any_wait.call.peer is None and any(_completed(roll.get(rank), spot) for rank in group.ranks):
+    done = [state.groups[spot.group] for rank in group.ranks if (state := roll.get(rank)) and _completed(state, spot)]
+    if place.any_wait.call.peer is None and done:
+        return True
+    # With a root some go on before others. They have only just done so where these have not said anything since.
+    heard = min((roll[rank].as_of or now for rank in place.waits), default=now)
+    if any(one.completed_at > heard - threshold // 2 for one in done):
         return True
     members = [state for rank in spot.pair or group.ranks if (state := roll.get(rank)) is not None]
     inside = [

@@ -1,64 +1,72 @@
-"""Which framework shards or replicates the model: told by the wrapper class the user makes, at no import cost."""
+"""What a training is parallelised with, and by which library: the words, and what is known of one training. Pure.
+
+Three tags, because three questions:
+
+* ``framework`` keeps one value, as with ddtrace's built-in integration: the strongest of what was put to use. The words
+  which that one knows (``ddp``, ``fsdp``, ``deepspeed``) are stronger than those that it doesn't, so that a job says
+  what it said there; a new word only says more than ``none``.
+* ``pytorch.parallelism`` has every kind that spans more than one rank, in a fixed order: ``fsdp+tp+pp``.
+* ``pytorch.trainer`` has the libraries that run the loop, the outermost first: ``transformers+accelerate``.
+"""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any
 
-from ddtrace_pytorch import autoload
-from ddtrace_pytorch.border import safely
+from ddtrace_pytorch.identity.mesh import Coordinates, Place
+from ddtrace_pytorch.spans import Fact
 
-Undo = Callable[[], None]
+# The weakest first. DeepSpeed wraps in DDP, FSDP can sit beside it; Megatron-LM's own classes are neither.
+FRAMEWORKS = ("none", "tp", "pp", "zero", "megatron", "ddp", "fsdp", "deepspeed")
+KINDS = ("ddp", "fsdp", "zero", "tp", "cp", "ep", "pp")
+TRAINERS = ("torchtitan", "megatron", "transformers", "lightning", "fabric", "accelerate")
 
 
 @dataclass(frozen=True)
-class Framework:
-    """One row: making an instance of `module`.`class_name` says `word`."""
+class Use:
+    """What is learnt where something is put to use."""
 
-    word: str
-    module: str
-    class_name: str
-
-
-# The built-in integration's words, the strongest last: DeepSpeed wraps in DDP, FSDP can sit beside it.
-FRAMEWORKS: tuple[Framework, ...] = (
-    Framework("ddp", "torch.nn.parallel.distributed", "DistributedDataParallel"),
-    Framework("fsdp", "torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"),
-    Framework("deepspeed", "deepspeed.runtime.engine", "DeepSpeedEngine"),
-)
-
-STRENGTH = {"none": -1} | {row.word: strength for strength, row in enumerate(FRAMEWORKS)}
+    framework: str = "none"
+    kinds: tuple[str, ...] = ()
+    trainer: str | None = None
+    places: tuple[Place, ...] = ()
 
 
-def stronger(known: str, seen: str) -> str:
-    """The one of two words that says more; a word of somebody else's making is kept."""
-    return seen if STRENGTH[seen] > STRENGTH.get(known, len(STRENGTH)) else known
+class Makeup:
+    """What is known of one life of a process group. It only ever grows, so that no tag is lost or goes back."""
+
+    def __init__(self) -> None:
+        self._frameworks: set[str] = set()
+        self._kinds: set[str] = set()
+        self._trainers: set[str] = set()
+        self._coordinates = Coordinates()
+
+    def add(self, use: Use) -> bool:
+        """Whether `use` is news."""
+        trainers = () if use.trainer is None else (use.trainer,)
+        news = [
+            _add(self._frameworks, (use.framework,)),
+            _add(self._kinds, use.kinds),
+            _add(self._trainers, trainers),
+            self._coordinates.add(use.places),
+        ]
+        return any(news)
+
+    def facts(self) -> dict[str, Fact]:
+        """Tags of the rank span; only those that there is something to say in."""
+        facts = self._coordinates.facts()
+        for tag, words in (
+            ("framework", [word for word in FRAMEWORKS if word in self._frameworks][-1:]),
+            ("pytorch.parallelism", [word for word in KINDS if word in self._kinds]),
+            ("pytorch.trainer", [word for word in TRAINERS if word in self._trainers]),
+        ):
+            if words:
+                facts[tag] = "+".join(words)
+        return facts
 
 
-def watch(seen: Callable[[str], object], undo: list[Undo]) -> None:
-    """Call `seen` with the word of each framework put to use, also of one imported later; what undoes it goes into
-    `undo`."""
-    for row in FRAMEWORKS:
-        undo.append(autoload.after_import(row.module, functools.partial(_watch_class, row, seen, undo)))
-
-
-@safely("watch for a framework")
-def _watch_class(row: Framework, seen: Callable[[str], object], undo: list[Undo], module: ModuleType) -> None:
-    kind = getattr(module, row.class_name)
-    original = kind.__init__
-
-    @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        seen(row.word)
-
-    kind.__init__ = __init__
-
-    def give_back() -> None:
-        if kind.__init__ is __init__:
-            kind.__init__ = original
-
-    undo.append(give_back)
+def _add(known: set[str], words: Iterable[str]) -> bool:
+    fresh = set(words) - known
+    known |= fresh
+    return bool(fresh)

@@ -11,6 +11,7 @@ counts as part of it, unless the step before ended like that.
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from _thread import get_ident
 from collections.abc import Callable
@@ -62,7 +63,7 @@ class Steps:
         self.progress = progress
         self._first = first
         self._every = every
-        self._data = self._optimizer = self._garbage = 0
+        self._optimizer = 0
         self._bell = _Bell(self._compiled_stepped)
         self._engine: Any = None
         self._by_hand = False
@@ -80,7 +81,9 @@ class Steps:
         self._inside: list[int] = []
         self._in_engine = 0
         self._engine_stepped = False
-        self._thread = get_ident()
+        self.data_ns = self.gc_ns = 0
+        # By their numbers: the main thread and those that step, for some frameworks train on another one.
+        self.trains_on = {threading.main_thread().ident}
         self._entered = self._collectives_then = 0
         self._always_by_hand = self._turned = False
         self._asked_for_batches = self._asks_for_batches = False
@@ -147,20 +150,18 @@ class Steps:
         self._by_hand = True
 
     def fetched(self, started: int, ended: int) -> None:
-        """A thread waited for a batch between two moments of the monotonic clock, in ns."""
-        if get_ident() != self._thread:
-            return
+        """The thread that trains waited for data between two moments of the monotonic clock, in ns."""
         if self._end is not None and not self._always_by_hand:
             self._asks_for_batches = True
             if self.progress.step is self._open:
                 # Asking for a batch begins the next step, unless another optimizer still steps in this one.
                 self._end = self._reading(started)
                 self._look_ahead()
-        self._data += ended - started
+        self.data_ns += ended - started
 
     def collected(self, took: int) -> None:
         """Garbage was collected for so many ns."""
-        self._garbage += took
+        self.gc_ns += took
 
     def leave(self) -> tuple[Step, Reading, Reading]:
         """The session ends: a step that had ended, as far as one can tell now, is told of. Gives what is left: the step
@@ -218,7 +219,7 @@ class Steps:
         if self._fresh:
             self._first()
             self._fresh = False
-        self._thread = get_ident()
+        self.trains_on.add(get_ident())
         if self._open.number is None:
             self._open.number = self._open.relative = 1
         if not self._always_by_hand and self._end is not None and self._rule.ends_before(optimizer):
@@ -233,7 +234,7 @@ class Steps:
         if without > 0:
             self._optimizer += without
         self._rule.stepped(optimizer)
-        self._end = now, self._data, collectives, self._optimizer, self._garbage
+        self._end = now, self.data_ns, collectives, self._optimizer, self.gc_ns
         if not self._always_by_hand and not self._turned and self._rule.looks_whole:
             self._turned = True
             if not self._asked_for_batches:
@@ -266,7 +267,7 @@ class Steps:
         return Step((self._open.number or 0) + 1, (self._open.relative or 0) + 1)
 
     def _reading(self, now: int) -> Reading:
-        return now, self._data, self.collectives(), self._optimizer, self._garbage
+        return now, self.data_ns, self.collectives(), self._optimizer, self.gc_ns
 
 
 def _depth(frame: FrameType | None) -> int:

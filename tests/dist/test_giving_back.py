@@ -12,24 +12,44 @@ from harness.look import HOOKS
 pytestmark = pytest.mark.dist
 
 TOUCHED = """
-    import gc, signal, sys
+    import gc, inspect, signal, sys
     import torch, wrapt
     import torch.distributed as dist
     import ddtrace
     from ddtrace._trace.processor import SpanProcessor
     import ddtrace_pytorch
+    from ddtrace_pytorch.training import signs
 
     c10d = dist.distributed_c10d
     NAMES = ("init_process_group", "destroy_process_group")
 
     def frameworks():
-        names = {"torch.nn.parallel.distributed": "DistributedDataParallel",
-                 "torch.distributed.fsdp.fully_sharded_data_parallel": "FullyShardedDataParallel"}
-        return {name: vars(getattr(sys.modules[module], name))["__init__"]
-                for module, name in names.items() if module in sys.modules}
+        found = {}
+        for sign in signs.SIGNS:
+            module = sys.modules.get(sign.module)
+            owner, _, name = sign.name.rpartition(".")
+            if module is None:
+                continue
+            if owner:
+                found[sign.name] = vars(getattr(module, owner))[name]
+            else:
+                function = inspect.unwrap(getattr(module, name))
+                found[sign.name] = getattr(module, name), function, function.__code__
+        return found
+
+    def training():
+        loader = torch.utils.data.dataloader
+        functions = [loader.DataLoader.__iter__, loader._BaseDataLoaderIter.__next__, torch.save, torch.load]
+        for name in ("state_dict_saver", "state_dict_loader"):
+            module = sys.modules.get("torch.distributed.checkpoint." + name)
+            names = ("save", "async_save", "save_state_dict", "load", "load_state_dict", "_load_state_dict")
+            functions += [vars(module)[one] for one in names if one in vars(module)] if module else []
+        return [(one, one.__code__, [cell.cell_contents for cell in one.__closure__ or ()]) for one in functions]
 
     def touched():
         return {
+            "training": training(),
+            "collector": list(gc.callbacks),
             "objects": [vars(module)[name] for module in (dist, c10d) for name in NAMES],
             "code": [getattr(c10d, name).__code__ for name in NAMES],
             "cells": [[cell.cell_contents for cell in getattr(c10d, name).__closure__ or ()] for name in NAMES],
@@ -85,10 +105,18 @@ EVERY_ORDER = f"""
         assert differ(before) == []
     plain = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
     from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+    import torch.distributed.checkpoint
+    import torch.distributed.pipelining, torch.distributed.tensor.parallel
     first = touched()
-    assert not hasattr(first["frameworks"]["FullyShardedDataParallel"], "__wrapped__")
+    left_alone = first["frameworks"]
+    assert {{"FullyShardedDataParallel.__init__", "fully_shard", "parallelize_module"}} < set(left_alone)
+    assert not hasattr(left_alone["FullyShardedDataParallel.__init__"], "__wrapped__")
+    assert not any("passed over" in one[-1].co_filename for one in left_alone.values() if isinstance(one, tuple))
     ddtrace_pytorch.patch()
-    assert FSDP.__init__ is not first["frameworks"]["FullyShardedDataParallel"]
+    now = frameworks()  # holds us
+    assert all(now[name] != one for name, one in left_alone.items()), now
+    assert FSDP.__init__ is now.pop("FullyShardedDataParallel.__init__")
+    del now
     ddtrace_pytorch.unpatch()
     assert differ(first) == []
     dist.destroy_process_group()

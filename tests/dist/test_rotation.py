@@ -22,6 +22,9 @@ UNDER_FIRE = """
     import torch, torch.distributed as dist
     from ddtrace import tracer
     from ddtrace_pytorch import instrumentation
+    from ddtrace_pytorch.training.frameworks import Use
+
+    USES = [Use("ddp", ("ddp",)), Use("fsdp", ("fsdp",)), Use("tp", ("tp",), "lightning")]
 
     repeats, seconds = int(sys.argv[1]), float(sys.argv[2])
 
@@ -30,7 +33,7 @@ UNDER_FIRE = """
         while not stop.is_set():
             with tracer.trace("fire.parent", resource=f"{life}") as parent:
                 with tracer.trace("fire.child", resource=f"{life}"):
-                    lifecycle.framework_seen("ddp" if number % 2 else "fsdp")
+                    lifecycle.used(USES[number % 3])
             time.sleep(0.002)
 
     for life in range(repeats):
@@ -87,6 +90,10 @@ def test_pieces_are_contiguous_and_every_childs_parent_arrives(agent: Agent, job
         words = [piece["meta"]["framework"] for piece in session]
         assert words == sorted(words, key=["none", "ddp", "fsdp"].index)
         assert words[-1] == "fsdp"
+        kinds = [piece["meta"].get("pytorch.parallelism", "") for piece in session]
+        assert kinds == sorted(kinds, key=len)
+        assert kinds[-1] == "ddp+fsdp+tp"
+        assert session[-1]["meta"]["pytorch.trainer"] == "lightning"
         assert [piece["meta"].get("pytorch.end_reason") for piece in session] == [None] * (len(session) - 1) + [
             "destroyed"
         ]

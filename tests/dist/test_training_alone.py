@@ -1,4 +1,4 @@
-"""What a training loop shows of itself: optimizer steps, compiled ones too, and the framework in use."""
+"""What a training loop shows of itself: optimizer steps, compiled ones too."""
 
 from __future__ import annotations
 
@@ -55,33 +55,3 @@ def test_a_compiled_step_is_the_same_with_us_and_opens_a_session(jobs: Jobs, tmp
     assert span["metrics"]["pytorch.steps"] == 9  # `explain` steps too
     assert "torch.distributed.backend" not in span["tags"]
     assert span["tags"]["pytorch.end_reason"] == "exit"
-
-
-FRAMEWORK = """
-    import sys
-    import torch, torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel as DDP
-    import ddtrace_pytorch
-
-    def life(use=None):
-        dist.init_process_group("gloo")
-        model = use(torch.nn.Linear(1, 1)) if use else None
-        dist.destroy_process_group()
-
-    ddtrace_pytorch.patch()
-    assert "torch.distributed.fsdp" not in sys.modules
-    life(DDP)
-    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
-    life()
-    life(lambda model: FSDP(model, device_id=torch.device("cpu")))
-    ddtrace_pytorch.unpatch()
-    ddtrace_pytorch.patch()
-    life(lambda model: FSDP(DDP(model).module, device_id=torch.device("cpu")))
-    life(DDP)
-"""
-
-
-def test_the_framework_is_the_one_that_was_used(jobs: Jobs, tmp_path: Path) -> None:
-    jobs.run([*PYTHON, jobs.script(FRAMEWORK)], alone(tmp_path / "log")).ok()
-    spans = sorted(rank_spans(tmp_path / "log"), key=lambda span: int(span["start"]))
-    assert [span["tags"]["framework"] for span in spans] == ["ddp", "none", "fsdp", "fsdp", "ddp"]

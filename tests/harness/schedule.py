@@ -210,6 +210,7 @@ class Run:
                 "gloo",
                 entered=max((one.call.key for one in here), default=0),
                 completed=max((one.call.key for one in here if one.over <= at), default=0),
+                completed_at=int(SECOND * max((one.over for one in here if one.over <= at), default=0.0)),
                 current=current[0] if current else None,
                 recent=tuple(one.call for one in here[-RING:]),
             )

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import torch
 from torch.distributed import HashStore
 from torch.utils.data import DataLoader, Dataset
 
+import ddtrace_pytorch
 from ddtrace_pytorch.stalls.doing import FRAMES, Frame, doing, own_frame, short, spelled
 
 
@@ -56,6 +57,7 @@ class Slow(Dataset[int]):
         return index
 
 
+@pytest.mark.usefixtures("patched")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader(workers: int) -> None:
     seen, stacks = seen_during(lambda: list(DataLoader(Slow(), num_workers=workers)))
@@ -76,11 +78,39 @@ def slow_write(file: BytesIO) -> BytesIO:
     return Slowly()
 
 
+@pytest.fixture(params=[False, True], ids=["plain", "patched"])
+def patched(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With torch's functions as they are, and with ours around them."""
+    if request.param:
+        ddtrace_pytorch.patch()
+    yield
+    ddtrace_pytorch.unpatch()
+
+
+@pytest.mark.usefixtures("patched")
 def test_saving() -> None:
     seen, _ = seen_during(lambda: torch.save({"a": torch.ones(10)}, slow_write(BytesIO())))
     assert seen.most_common(1)[0][0] == "checkpoint"
 
 
+class SlowToLoad:
+    def __setstate__(self, state: object) -> None:
+        time.sleep(0.05)
+
+    def __getstate__(self) -> dict[str, int]:
+        return {"a": 1}
+
+
+@pytest.mark.usefixtures("patched")
+def test_loading() -> None:
+    saved = BytesIO()
+    torch.save(SlowToLoad(), saved)
+    saved.seek(0)
+    seen, _ = seen_during(lambda: torch.load(saved, weights_only=False))
+    assert seen.most_common(1)[0][0] == "checkpoint"
+
+
+@pytest.mark.usefixtures("patched")
 def test_distributed_checkpoint(tmp_path: Path) -> None:
     import torch.distributed.checkpoint as dcp
 

@@ -444,3 +444,12 @@ def test_large_worlds(tp: int, dp: int, pp: int) -> None:
     assert (verdict.kind, verdict.ranks) == (Kind.ABSENT, (late,))
     assert set(verdict.waiting) == run.waiting()
     assert message(verdict)
+
+
+@pytest.mark.parametrize(("ago", "kind"), [(1.0, None), (11.0, Kind.STUCK)])
+def test_who_was_sent_to_just_now_is_not_stuck(ago: float, kind: Kind | None) -> None:
+    """The others have got the root's message and gone on; this rank's last words are older than that, or are not."""
+    passed = replace(here(WORLD, 5), completed_at=NOW - int(ago * SECOND))
+    others = [rank_in(rank, passed) for rank in (0, 1, 2)]
+    verdict = judged(*others, waits(3, operation="broadcast", peer=0, age=40.0))
+    assert (verdict and verdict.kind) is kind

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
 import torch._dynamo
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+import torch.distributed.checkpoint as dcp
 from stage import bits, failure, launched, plain, play, scene
 from torch._dynamo.utils import counters
+from torch.utils.data import DataLoader
 
 SUM = dist.ReduceOp.SUM
 
@@ -191,6 +194,67 @@ def compiled_step_of_an_optimizer() -> Any:
     # Our hook on optimizer steps is no secret to Dynamo: it sees a frame more or less, and breaks no other graph.
     said = seen_by_dynamo()["counters"]
     return [bits(*lin.parameters()), {name: said.get(name) for name in ("graph_break", "stats", "recompiles")}]
+
+
+@scene
+def a_loader_in_a_compiled_function() -> Any:
+    torch._dynamo.reset()
+    counters.clear()
+
+    @torch.compile(backend="eager")
+    def epoch(total: Any, loader: Any) -> Any:
+        for batch in loader:
+            total = (total + batch).sin()
+        return total
+
+    def a_step(total: Any, batches: Any) -> Any:
+        return (total + next(batches)).sin()
+
+    loader = DataLoader(list(range(6)), batch_size=2)
+    came = [bits(epoch(torch.zeros(2), loader)) for _ in range(2)]
+    said = seen_by_dynamo()
+    batches = iter(loader)
+    explained = torch._dynamo.explain(a_step)(torch.zeros(2), batches)
+    breaks = [plain(reason.reason) for reason in explained.break_reasons]
+    return [came, said, explained.graph_count, explained.graph_break_count, breaks]
+
+
+@scene
+def saving_and_loading_in_a_compiled_function() -> Any:
+    torch._dynamo.reset()
+    counters.clear()
+    path = f"{os.environ['WORK']}/{dist.get_rank()}.pt"
+
+    def function(tensor: Any) -> Any:
+        tensor = tensor.sin()
+        torch.save(tensor, path)
+        return tensor.cos() + torch.load(path)
+
+    function(fresh())  # imports what it imports: ddtrace has a part in each import, which Dynamo would see
+    compiled = torch.compile(function, backend="eager")
+    came = [bits(compiled(fresh())) for _ in range(3)]
+    said = seen_by_dynamo()
+    explained = torch._dynamo.explain(function)(fresh())
+    breaks = [plain(reason.reason) for reason in explained.break_reasons]
+    return [came, said, explained.graph_count, explained.graph_break_count, breaks]
+
+
+@scene
+def a_distributed_checkpoint_in_a_compiled_function() -> Any:
+    torch._dynamo.reset()
+    counters.clear()
+
+    @torch.compile(backend="eager")
+    def function(tensor: Any, place: str) -> Any:
+        tensor = tensor.sin()
+        dcp.save({"tensor": tensor}, checkpoint_id=place)
+        dcp.load({"tensor": tensor}, checkpoint_id=place)
+        return tensor.cos()
+
+    came = [bits(function(fresh(), f"{os.environ['WORK']}/{number}")) for number in range(2)]
+    # The imports it makes and its collectives are seen by Dynamo too, with what ddtrace and we have around them.
+    said = seen_by_dynamo()["counters"]
+    return [came, {name: said.get(name) for name in ("graph_break", "recompiles")}]
 
 
 class Reducing(torch.nn.Module):

@@ -1,0 +1,102 @@
+"""How long the training waits for data, and from how many workers it gets them.
+
+Whatever is fetched by another thread, a prefetching one, is no wait of the training's: that shows where the training
+waits for it. And in a loader's worker process there is no session, hence nothing of ours.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from ddtrace_pytorch import autoload
+from ddtrace_pytorch.border import leave_no_trace, safely
+from ddtrace_pytorch.collectives import in_place
+from ddtrace_pytorch.compiler import leave_uncompiled
+from ddtrace_pytorch.spans import Fact
+from ddtrace_pytorch.training.steps import Steps
+
+if TYPE_CHECKING:
+    from ddtrace_pytorch.lifecycle import Lifecycle
+
+Undo = Callable[[], None]
+
+# Module -> class and method, of what a training waits in. An iterator's start, which starts the workers, is one.
+# What subclasses, those of Accelerate among them, do beside is left out: they call these.
+WAITS: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "torch.utils.data.dataloader": (("DataLoader", "__iter__"), ("_BaseDataLoaderIter", "__next__")),
+    "torchdata.stateful_dataloader.stateful_dataloader": (("StatefulDataLoader", "__iter__"),),
+    "torchdata.nodes.loader": (("LoaderIterator", "next"),),
+}
+
+
+class Loaders:
+    """The loaders that were iterated in this process since the last session ended.
+
+    `fetching`: whether the thread that trains is in one. `facts`: of the one with the most workers.
+    """
+
+    def __init__(self) -> None:
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        self.fetching = False
+        self.facts: dict[str, Fact] = {}
+        self._most = -1
+
+    def iterates(self, loader: Any) -> bool:
+        """`loader`, a DataLoader, is iterated; whether that changed the facts."""
+        workers = int(loader.num_workers)
+        if workers <= self._most:
+            return False
+        self._most = workers
+        self.facts = {"pytorch.dataloader.workers": workers}
+        if workers:
+            self.facts["pytorch.dataloader.prefetch_factor"] = int(loader.prefetch_factor)
+            self.facts["pytorch.dataloader.persistent_workers"] = str(bool(loader.persistent_workers)).lower()
+        return True
+
+
+def watch(lifecycle: Lifecycle, undo: list[Undo]) -> None:
+    """Tell of each wait, also in what is imported later; what undoes it goes into `undo`."""
+    leave_uncompiled(Steps.fetched.__code__, to_the_end=True)
+    for module in WAITS:
+        undo.append(autoload.after_import(module, functools.partial(_watch_module, lifecycle, undo)))
+
+
+@safely("time what fetches data")
+def _watch_module(lifecycle: Lifecycle, undo: list[Undo], module: ModuleType) -> None:
+    for class_name, method in WAITS[module.__name__]:
+        around = functools.partial(_around, lifecycle, method == "__iter__")
+        undo += in_place.place_in([getattr(module, class_name)], method, around)[0]
+
+
+def _around(lifecycle: Lifecycle, starts: bool, original: Callable[..., Any]) -> Callable[..., Any]:
+    """`starts`: it is a loader that `original` is called of, and not its iterator."""
+    loaders, steps = lifecycle.loaders, lifecycle.steps
+    here, now = threading.get_ident, time.monotonic_ns
+
+    @functools.wraps(original)
+    def wait(self: Any) -> Any:
+        # A dataset may have a loader of its own.
+        inside = loaders.fetching or lifecycle.current is None or here() not in steps.trains_on
+        if starts:
+            lifecycle.loader_starts(self)
+        if not inside:
+            loaders.fetching = True
+            started = now()
+        try:
+            return original(self)
+        except BaseException as error:
+            leave_no_trace(error)
+            raise
+        finally:
+            if not inside:
+                loaders.fetching = False
+                steps.fetched(started, now())
+
+    return wait

@@ -1,0 +1,85 @@
+"""Garbage collections are put on their step."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ddtrace_pytorch.training import collector
+from ddtrace_pytorch.training.progress import Progress
+
+
+class Rank(SimpleNamespace):
+    """As much of a :class:`ddtrace_pytorch.lifecycle.Lifecycle` as is needed."""
+
+    def __init__(self, current: Any) -> None:
+        super().__init__(current=current, progress=Progress(), steps=self, collections=[])
+
+    def collected(self, duration: int) -> None:
+        self.collections.append(duration)
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """No collection but those of the test."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def watched(rank: Rank, generation: int = 2) -> Rank:
+    undo = collector.watch(rank)  # type: ignore[arg-type]
+    try:
+        gc.collect(generation)
+    finally:
+        undo()
+    return rank
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_collection_of_the_oldest_generation_tags_its_step() -> None:
+    rank = watched(Rank("session"))
+    assert list(rank.progress.step.tags) == ["gc"]
+    assert len(rank.collections) == 1
+    assert rank.collections[0] > 0
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_short_one_of_a_younger_generation_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collector, "LONG_NS", 10**12)
+    assert watched(Rank("session"), 0).collections == []
+    monkeypatch.setattr(collector, "LONG_NS", 0)
+    assert len(watched(Rank("session"), 0).collections) == 1
+
+
+@pytest.mark.usefixtures("quiet")
+def test_without_a_session_nothing_is_told() -> None:
+    rank = watched(Rank(None))
+    assert (rank.collections, list(rank.progress.step.tags)) == ([], [])
+
+
+@pytest.mark.usefixtures("quiet")
+def test_it_is_given_back_and_nothing_else_of_the_list() -> None:
+    def theirs(phase: str, info: dict[str, int]) -> None:
+        pass
+
+    before = list(gc.callbacks)
+    undo = collector.watch(Rank("session"))  # type: ignore[arg-type]
+    gc.callbacks.append(theirs)
+    undo()
+    assert gc.callbacks == [*before, theirs]
+    undo()
+    gc.callbacks.remove(theirs)
+
+
+@pytest.mark.usefixtures("quiet")
+def test_switched_on_in_the_midst_of_a_collection() -> None:
+    rank = Rank("session")
+    undo = collector.watch(rank)  # type: ignore[arg-type]
+    gc.callbacks[-1]("stop", {"generation": 2})
+    undo()
+    assert rank.collections == []
