@@ -204,7 +204,6 @@ class Lifecycle:
     def record(self) -> None:
         """The user's records are taken from now on, with a session or without."""
         switch.find_compiler()
-        safely("keep out of the compiler's sight")(leave_package_uncompiled)()
         switch.wake = self._wake
         if "ddtrace_pytorch.api" in sys.modules:
             self._wake()
