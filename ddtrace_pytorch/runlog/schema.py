@@ -26,8 +26,8 @@ and by type
               ``duration`` (ns), ``error`` (0 or 1), ``tags``, ``metrics``, ``links`` [{``trace_id``,
               ``span_id``, ``why``}]. Written once, when the span is finished: what is known of an open one is in
               ``identity``, and that it is open in ``beat``.
-``user_span`` a stretch of the user's code: ``name``, ``start``, ``duration`` (ns), ``id`` (decimal text), ``attributes``
-              and, if it failed, ``error`` {``type``, ``message``, ``stack``}
+``user_span`` a stretch of the user's code: ``name``, ``start``, ``duration`` (ns), ``id`` (decimal text),
+              ``attributes`` and, if it failed, ``error`` {``type``, ``message``, ``stack``}
 ``event``     a moment in the user's code: ``name``, ``attributes``. Those without ``seq`` are our own: ``name``,
               ``tags``
 ``scalar``    numbers of the user's: ``metrics``, and in ``types`` {name: type and shape} what was no number
