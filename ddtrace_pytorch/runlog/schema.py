@@ -14,7 +14,8 @@ and by type
 ============  =======================================================================================
 ``identity``  who this rank is: first line of every segment. A later one adds to what is known.
               ``schema`` (this module's version), ``mono`` (monotonic ns at ``ts``), ``rank``,
-              ``world_size``, ``host``, ``node``, ``pid``, ``source`` (``trainer``), ``segment`` (0, 1, …),
+              ``world_size``, ``host``, ``node``, ``pid``, ``source`` (DD_PYTORCH_SOURCE), ``metadata``
+              (DD_PYTORCH_LOG_METADATA), ``segment`` (0, 1, …),
               ``log_ranks`` (the text of DD_PYTORCH_LOG_RANKS: which ranks write a log at all),
               ``collectives`` (DD_PYTORCH_COLLECTIVES),
               ``job`` {``id``, ``source``, ``attempt`` (null: unknown), ``incarnation``, ``launcher``,
@@ -25,8 +26,15 @@ and by type
               ``duration`` (ns), ``error`` (0 or 1), ``tags``, ``metrics``, ``links`` [{``trace_id``,
               ``span_id``, ``why``}]. Written once, when the span is finished: what is known of an open one is in
               ``identity``, and that it is open in ``beat``.
-``event``     a moment: ``name``, ``step``, ``tags``
-``scalar``    numbers of a step: ``step``, ``metrics``
+``user_span`` a stretch of the user's code: ``name``, ``start``, ``duration`` (ns), ``id`` (decimal text),
+              ``attributes`` and, if it failed, ``error`` {``type``, ``message``, ``stack``}
+``event``     a moment in the user's code: ``name``, ``attributes``. Those without ``seq`` are our own: ``name``,
+              ``tags``
+``scalar``    numbers of the user's: ``metrics``, and in ``types`` {name: type and shape} what was no number
+              All three have what there is of ``seq`` (counts this process' records of these three types; a gap is what
+              was dropped), ``step``, ``relative_step`` (since the training was begun or resumed), ``step_tags``,
+              ``at`` (file:line:function), ``thread`` (its name), ``task`` (a number for the asyncio task) and
+              ``parent`` (the ``id`` of the ``user_span`` around it)
 ``step``      one training step: ``step`` (its number), ``relative_step`` (since the training was begun or resumed),
               ``start``, ``duration`` (ns), ``metrics`` (what isn't there is 0): of the duration ``data_ns`` went into
               waiting for batches, ``collective_ns`` into collectives, ``optimizer_ns`` into optimizers without these,

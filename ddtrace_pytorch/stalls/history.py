@@ -119,7 +119,8 @@ class History:
             self.moments.append(Moment(at, f"{where} raised {text(said, 'error')}"))
 
     def _event(self, at: int, name: str, tags: Mapping[str, Any]) -> None:
-        if name not in ("stall", "stall over"):
+        # Those of the user's own have no tags, whatever their names.
+        if not tags or name not in ("stall", "stall over"):
             return
         where = call_in_words(tags, text(tags, "group"))
         if name == "stall":

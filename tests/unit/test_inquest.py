@@ -198,6 +198,14 @@ def test_a_stall_that_was_over_is_not_the_reason() -> None:
     assert (finding.first, finding.verdict, finding.well) == (None, None, True)
 
 
+def test_an_event_of_the_users_own_is_no_stall() -> None:
+    named = {"type": "event", "ts": at(25), "name": "stall", "seq": 1, "attributes": {"op": "all_reduce"}}
+    one = history(0, *beats(300, 4000), named)
+    assert not one.moments
+    one.add({**named, "tags": {"op": "all_reduce"}})  # one of ours
+    assert one.moments
+
+
 def test_a_long_last_wait_that_came_to_its_end_is_no_reason() -> None:
     record = live(state_of(3, 41, 15, moves=False))
     ranks = [history(rank, *beats(20, 42, since=4), ended("destroyed", 20.5)) for rank in (0, 1, 2)]
