@@ -12,7 +12,7 @@ import random
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import count
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -142,15 +142,18 @@ class Recorder:
         self._most = HELD_BEFORE * WIDTH
         self.attended = False
 
-    def take(self) -> tuple[list[Row], int]:
-        """What was recorded since the last time, oldest first, and how many were refused since then."""
+    def take(self) -> tuple[Iterator[Row], int]:
+        """What was recorded since the last time, oldest first, and how many were refused since then.
+
+        The rows are made one by one as they are asked for: thousands at a time would bring the garbage collector on.
+        """
         if not self._turn.acquire(timeout=TURN_SECONDS):
-            return [], 0
+            return iter(()), 0
         try:
             raw = self._raw
             pop = raw.popleft
             values = iter([pop() for _ in range(len(raw) // WIDTH * WIDTH)])
-            rows = [*map(Row._make, zip(*[values] * WIDTH, strict=True))]
+            rows = map(Row._make, zip(*[values] * WIDTH, strict=True))
             # A counter can only be read by taking a number from it, so our own readings are taken off again.
             refused = next(self._refused) - self._refused_read
             self._refused_read += 1

@@ -294,3 +294,72 @@ def test_spans_reach_the_agent_below_the_rank_span(jobs: Jobs, agent: Agent) -> 
     assert counts == {"outer": 3, "inner": 3, "fails": 1}
     (said,) = agent.spans("pytorch.steps")
     assert said["metrics"]["scalar.reward.last"] == 2.5
+
+
+def test_importing_the_package_imports_nothing_of_it(jobs: Jobs) -> None:
+    script = """
+        import sys
+        before = set(sys.modules)
+        import ddtrace_pytorch
+        assert set(sys.modules) - before == {
+            "ddtrace_pytorch", "ddtrace_pytorch._version", "ddtrace_pytorch.patch"
+        } | ({"__future__"} - before), set(sys.modules) - before
+        assert ddtrace_pytorch.span.__module__ == "ddtrace_pytorch.api"
+        assert "torch" not in sys.modules
+        assert "ddtrace" not in sys.modules
+        with ddtrace_pytorch.span("nobody hears it"):
+            ddtrace_pytorch.scalar({"x": 1})
+        try:
+            ddtrace_pytorch.nothing
+        except AttributeError as error:
+            assert str(error) == "module 'ddtrace_pytorch' has no attribute 'nothing'"
+    """
+    jobs.run([*PYTHON, jobs.script(script)], environment(None)).ok()
+
+
+def test_in_a_training_spans_are_below_their_sampled_step_and_scalars_are_on_it(
+    jobs: Jobs, agent: Agent, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    run(
+        jobs,
+        """
+        weight = torch.nn.Parameter(torch.ones(1))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        with span("all of it"):
+            for number in range(1, 7):
+                set_step(number)
+                with span("step", number=number):
+                    with span("forward"):
+                        time.sleep(0.002)
+                        loss = weight.sum()
+                    loss.backward()
+                    if number == 3:
+                        step_tag("eval")
+                        event("best")
+                    scalar({"loss": float(number)})
+                    optimizer.step()
+        """,
+        environment(agent.url, DD_PYTORCH_LOG_DIR=str(log), DD_PYTORCH_STEP_SAMPLE="3"),
+    )
+    steps = {one["metrics"]["step"]: one for one in agent.spans("pytorch.step")}
+    sampled = {number: steps[number] for number in (3, 6)}
+    assert [one["metrics"]["scalar.loss"] for one in sampled.values()] == [3, 6]
+    assert steps[3]["metrics"]["event.best.count"] == 1
+    found = agent.spans("pytorch.span")
+    for number, step in sampled.items():
+        (around,) = [one for one in found if one["metrics"].get("number") == number]
+        (forward,) = [one for one in found if one["parent_id"] == around["span_id"]]
+        assert (around["resource"], forward["resource"]) == ("step", "forward")
+        assert around["parent_id"] == step["span_id"]
+        assert around["trace_id"] == forward["trace_id"] == step["trace_id"]
+        assert around["metrics"]["step"] == number
+    (rank,) = agent.ranks()
+    (epoch,) = [one for one in found if one["resource"] == "all of it"]
+    assert epoch["parent_id"] == rank["span_id"]
+    numbers = [one["metrics"]["number"] for one in found if one["resource"] == "step"]
+    assert sorted(numbers) == sorted(steps)
+    last = agent.spans("pytorch.steps")[-1]["metrics"]
+    assert (last["scalar.loss.min"], last["scalar.loss.max"], last["scalar.loss.last"]) == (1, 6, 6)
+    assert [one["step"] for one in of_type(log, "scalar")] == [1, 2, 3, 4, 5, 6]
+    assert [one["step_tags"] for one in of_type(log, "event")] == [["eval"]]

@@ -41,7 +41,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
 
 
 def rows(recorder: Recorder) -> list[Row]:
-    return recorder.take()[0]
+    return list(recorder.take()[0])
 
 
 def by_name(recorder: Recorder) -> dict[str, Row]:
@@ -658,11 +658,12 @@ def test_what_does_not_fit_is_counted_exactly(recorder: Recorder, monkeypatch: p
     recorder.begin()
     for _ in range(130):
         event("x")
-    found, refused = recorder.take()
-    assert (len(found), refused) == (100, 30)
+    taken, refused = recorder.take()
+    assert (len(list(taken)), refused) == (100, 30)
     for number in range(3):
         event(str(number))
-    found, refused = recorder.take()
+    taken, refused = recorder.take()
+    found = list(taken)
     assert ([row.name for row in found], refused) == (["0", "1", "2"], 0)
     assert found[0].number == 131  # the numbers show what is missing
 
