@@ -11,22 +11,24 @@ ourselves don't get torchtitan's numbers then, its own records do.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from ddtrace_pytorch.border import safely, warn_once
 from ddtrace_pytorch.records import switch
-from ddtrace_pytorch.records.attributes import NOTHING, as_number, text
-from ddtrace_pytorch.records.here import Here
+from ddtrace_pytorch.records.attributes import NAME_LIMIT, NOTHING, as_number, short_name, text
+from ddtrace_pytorch.records.here import Here, running_loop
 from ddtrace_pytorch.records.notes import row
 from ddtrace_pytorch.records.recorder import EVENT, SCALAR, SPAN, Failure, Recorder, Row
 from ddtrace_pytorch.records.tags import tag
-from ddtrace_pytorch.records.user_span import Open, Span, begin, end
+from ddtrace_pytorch.records.user_span import Open, Span, begin, current, end
 from ddtrace_pytorch.spans import MESSAGE_LIMIT
 
 _STEP_STATE = "torchtitan.observability.structured_logger.step_state"
@@ -37,11 +39,14 @@ _SOMEWHERE = Here("", foreign=False)
 # Spans that are never ended: of how many threads and tasks, and how many of each, are kept.
 LINES = 1_000
 DEPTH = 100
+# A span that is said to have taken longer, in ms, has not.
+LONGEST_MS = 1e12
 
 
 def register_handler(*, structured_logger: logging.Logger, **place: Any) -> None:
     """The factory that torchtitan calls when it sets its log up; `place` (rank, source, output_dir) is known to us."""
     structured_logger.addHandler(Handler())
+    switch.wake()
     if switch.recorder is None:
         warn_once(
             "torchtitan's records go nowhere: tracing is not switched on in this process, or records are not; "
@@ -64,9 +69,11 @@ class _Made:
 
 @dataclass
 class _Line:
-    """The spans that a thread or task of torchtitan's is in, the innermost last, and what the last failed with."""
+    """The spans that a thread or task of torchtitan's is in, the innermost last, and what the last failed with.
+    `refused`: how many more there are in the innermost, by name."""
 
     open: list[Open] = field(default_factory=list)
+    refused: dict[str, int] = field(default_factory=dict)
     failed: Failure | None = None
 
 
@@ -77,6 +84,7 @@ class Handler(logging.Handler):
         super().__init__()
         self._lines: dict[tuple[int, str | None], _Line] = {}
         self._step: int | None = None
+        self._leader: weakref.ref[asyncio.Task[Any]] | None = None
         self._guarded = safely("take a record of torchtitan's")(self._take)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -90,31 +98,42 @@ class Handler(logging.Handler):
             return  # plain text
         made = _made(record)
         if not made.elsewhere:
+            _leave_ended()
             self._follow(recorder, made)
         line = made.thread, getattr(record, "task_name", None)
         if kind == "metric_value":
             self._scalar(recorder, record, made, line)
         elif getattr(record, "log_type", None) != "event":
-            self._note(recorder, EVENT, kind, NOTHING, made, line)
+            self._note(recorder, EVENT, short_name(kind), NOTHING, made, line)
         elif kind.endswith("_start"):
-            self._start(recorder, kind.removesuffix("_start"), made, line)
+            self._start(recorder, short_name(kind.removesuffix("_start")), made, line)
         elif kind.endswith("_error"):
             self._error(record, kind, line)
         elif kind.endswith("_end"):
-            self._end(recorder, kind.removesuffix("_end"), record, made, line)
+            self._end(recorder, short_name(kind.removesuffix("_end")), record, made, line)
 
     def _follow(self, recorder: Recorder, made: _Made) -> None:
-        """Have our step be torchtitan's. Tasks may be in different steps: the latest is that of the process."""
-        if made.step is not None and (self._step is None or made.step > self._step):
-            self._step = made.step
-            recorder.set_step(made.step, made.relative)
+        """Have our step be torchtitan's, also where that goes back."""
+        step = made.step
+        if step is not None and (step != self._step or recorder.progress.step.number is None):
+            task = asyncio.current_task() if running_loop() is not None else None
+            if self._step is None or step > self._step or self._may_go_back(task):
+                self._step = step
+                self._leader = None if task is None else weakref.ref(task)
+                recorder.set_step(step, made.relative)
         for word in made.tags:
             tag(recorder.progress, word)
+
+    def _may_go_back(self, task: asyncio.Task[Any] | None) -> bool:
+        """Tasks may be in different steps at once, and the latest is that of the process: back go those alone that
+        brought it there, while they run."""
+        leader = None if self._leader is None else self._leader()
+        return task is None or leader is None or leader is task or leader.done()
 
     def _scalar(self, recorder: Recorder, record: logging.LogRecord, made: _Made, line: Any) -> None:
         number = as_number(getattr(record, "value", None))
         if number is not None:
-            name = text(getattr(record, "event_name", None), "the name of a scalar")
+            name = short_name(text(getattr(record, "event_name", None), "the name of a scalar"))
             self._note(recorder, SCALAR, "", {name: number}, made, line)
 
     def _note(self, recorder: Recorder, kind: str, name: str, values: dict[str, Any], made: _Made, line: Any) -> None:
@@ -130,9 +149,12 @@ class Handler(logging.Handler):
         mine = self._lines.get(line)
         if mine is None:
             if len(self._lines) >= LINES:
-                del self._lines[next(iter(self._lines))]
+                for lost in self._lines.pop(next(iter(self._lines))).open:
+                    _drop(lost)
             mine = self._lines[line] = _Line()
         if len(mine.open) >= DEPTH:
+            if name in mine.refused or len(mine.refused) < DEPTH:
+                mine.refused[name] = mine.refused.get(name, 0) + 1
             return
         if made.elsewhere:
             opened: Open | None = _begun(recorder, name, made, mine.open[-1] if mine.open else None)
@@ -146,32 +168,53 @@ class Handler(logging.Handler):
         if mine is not None:
             said = record.getMessage().partition(f"{kind}: ")[2]
             name, _, message = said.partition(": ")
-            mine.failed = Failure(name or "Exception", message[:MESSAGE_LIMIT], ())
+            mine.failed = Failure(name[:NAME_LIMIT] or "Exception", message[:MESSAGE_LIMIT], ())
 
     def _end(self, recorder: Recorder, name: str, record: logging.LogRecord, made: _Made, line: Any) -> None:
         mine = self._lines.get(line)
         if mine is None:
             return
         failed, mine.failed = mine.failed, None
+        if mine.refused.get(name):
+            mine.refused[name] -= 1
+            return
+        if all(one.name != name for one in mine.open):
+            return  # that it began was not seen
+        mine.refused.clear()
         # Those in it that were never ended are left behind.
-        while mine.open and mine.open[-1].name != name:
-            mine.open.pop()
-        opened = mine.open.pop() if mine.open else None
+        while (opened := mine.open.pop()).name != name:
+            _drop(opened)
         if not mine.open:
             del self._lines[line]
-        if opened is None:
-            return
         took = as_number(getattr(record, "value", None))
-        if took is not None:
+        if took is not None and 0 <= took < LONGEST_MS:
             opened.started = made.at - round(took * 1e6)
         if not made.elsewhere:
             end(opened, None, failed)
             return
-        opened.took, opened.failed = made.at - opened.started, failed is not None
+        opened.took, opened.failed = max(made.at - opened.started, 0), failed is not None
         found = row(recorder, SPAN, name, NOTHING, made.place, 0, of_step=_of_step(recorder, made))
         if found is not None:
             told = (opened.started, opened.id, opened.chosen, True, failed)
             recorder.add((*_as_made(found, made, opened.parent)[: -len(told)], *told))
+
+
+def _drop(opened: Open) -> None:
+    """It was never ended, and is around nothing any more."""
+    if opened.took < 0:
+        opened.took = 0
+    if opened.thread.innermost is opened:
+        opened.thread.innermost = opened.parent
+    _leave_ended()
+
+
+def _leave_ended() -> None:
+    """This thread or task is in no span that is over: it may have ended, or been dropped, in another."""
+    opened = current.get()
+    if opened is not None and opened.took >= 0:
+        while opened is not None and opened.took >= 0:
+            opened = opened.parent
+        current.set(opened)
 
 
 def _begun(recorder: Recorder, name: str, made: _Made, outer: Open | None) -> Open:
@@ -193,16 +236,22 @@ def _made(record: logging.LogRecord) -> _Made:
     said = getattr(record, "step", None)
     if state is not None:
         step = state.step if said is None else said
-        return _Made(time.monotonic_ns() - age, place, step, state.relative_step, state.step_tags, state.tid, True)
+        return _Made(
+            time.monotonic_ns() - age, place, step, state.relative_step, _words(state.step_tags), state.tid, True
+        )
     return _Made(
         time.monotonic_ns() - age,
         place,
         _asked("get_step") if said is None else said,
         _asked("get_relative_step"),
-        _asked("get_step_tags") or (),
+        _words(_asked("get_step_tags")),
         threading.get_ident(),
         False,
     )
+
+
+def _words(tags: Any) -> tuple[str, ...]:
+    return tuple([short_name(word) for word in tags]) if tags else ()
 
 
 def _asked(name: str) -> Any:
