@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import CodeType
 from typing import NamedTuple
 
-from ddtrace_pytorch.border import safely
+from ddtrace_pytorch.border import complain, safely
 from ddtrace_pytorch.clock import Clock
 from ddtrace_pytorch.deadline import Deadline
 from ddtrace_pytorch.exporter import Exporter
@@ -32,6 +32,7 @@ STEPS_KEPT = 256
 PLACES_KEPT = 10_000
 # Pieces of the rank span whose spans may still come.
 PIECES = 64
+UNTOLD = "record that can't be told"
 # At the end, for numbers that are still on their way from a GPU.
 GPU_SECONDS = 0.2
 TURN_SECONDS = 0.5
@@ -114,14 +115,24 @@ class Records:
         if piece is not self._pieces[-1]:
             self._pieces.append(piece)
         rows, refused = self._recorder.take()
+        untold, why = 0, None
         for row in rows:
-            at = self._place(row.code, row.instruction)
-            self._exporter.put(encode_plain(telling.log_record(row, self._offset, at)))
-            if row.kind == SPAN:
-                self._span_ended(row, at)
-            else:
-                self._said(row)
-        for reason, many in {"user records": refused, **self._recorder.on_gpu.lost()}.items():
+            logged = False
+            # They are nowhere else any more: one that can't be told must not take the others along.
+            try:
+                at = self._place(row.code, row.instruction)
+                self._exporter.put(encode_plain(telling.log_record(row, self._offset, at)))
+                logged = True
+                if row.kind == SPAN:
+                    self._span_ended(row, at)
+                else:
+                    self._said(row)
+            except Exception as error:
+                why = error
+                untold += not logged
+        if why is not None:
+            complain("tell of one of the user's records", why)
+        for reason, many in {"user records": refused, UNTOLD: untold, **self._recorder.on_gpu.lost()}.items():
             if many:
                 self._exporter.put(
                     {"type": "drop", "ts": self._clock.now(), "reason": reason, "count": many, "bytes": 0}
@@ -185,7 +196,11 @@ class Records:
             self._held_in_all -= len(held)
             for row, at in held:
                 if step.sampled or row.failed is not None:
-                    self._send(row, at)
+                    self._send_safely(row, at)
+
+    @safely("send a span of the user's")
+    def _send_safely(self, row: Row, at: str) -> None:
+        self._send(row, at)
 
     def _send(self, row: Row, at: str) -> None:
         piece = self._piece(row.started)

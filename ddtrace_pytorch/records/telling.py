@@ -74,9 +74,9 @@ def span_facts(row: Row, at: str) -> dict[str, Fact]:
     facts["span.at"] = at
     step = row.step
     if step.number is not None:
-        facts["step"] = step.number
+        facts["step"] = fact(step.number)
     if step.relative is not None:
-        facts["relative_step"] = step.relative
+        facts["relative_step"] = fact(step.relative)
     if row.tags:
         facts["pytorch.step_tags"] = ",".join(row.tags)
     facts["pytorch.thread"] = row.thread

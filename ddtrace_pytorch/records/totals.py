@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from ddtrace_pytorch.histogram import BUCKETS, percentile
+from ddtrace_pytorch.records.attributes import NUMBER_LIMIT
 from ddtrace_pytorch.records.recorder import MOST_NAMES, OTHER
 from ddtrace_pytorch.spans import Fact
 
@@ -135,4 +136,7 @@ def fact(number: float) -> Fact:
     """`number` as a span can have it: what isn't finite, or is too large, in words."""
     if isinstance(number, float):
         return number if math.isfinite(number) else "NaN" if math.isnan(number) else f"{'-' * (number < 0)}Infinity"
-    return number if -EXACT <= number <= EXACT else str(number)
+    if -EXACT <= number <= EXACT:
+        return number
+    # Python refuses to write one of thousands of digits.
+    return str(number) if number.bit_length() <= NUMBER_LIMIT else "int"

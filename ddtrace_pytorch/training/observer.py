@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Any
 
-from ddtrace_pytorch.border import safely
+from ddtrace_pytorch.border import complain, safely
 from ddtrace_pytorch.clock import Clock
 from ddtrace_pytorch.exporter import Exporter
 from ddtrace_pytorch.histogram import Times
@@ -27,6 +27,7 @@ from ddtrace_pytorch.training.telling import Memory, Spent
 
 # Steps held between two beats; beyond that they are counted.
 STEPS_HELD = 65_536
+UNTOLD = "step that can't be told"
 # A step is slow that takes so many times the median of so many before it, if there were some to compare with.
 SLOW_FACTOR = 3
 COMPARED = 101
@@ -101,10 +102,11 @@ class Training:
             regular = bool(self._sample) and (step.number or 0) % self._sample == 0
             self._tell(step, start[0], times, memory, regular or times.wall > slow or (last and not left))
         lost, self._lost = self._lost, 0
-        if lost:
-            self._exporter.put(
-                {"type": "drop", "ts": self._clock.now(), "reason": "too many steps", "count": lost, "bytes": 0}
-            )
+        self._drop("too many steps", lost)
+
+    def _drop(self, reason: str, many: int) -> None:
+        if many:
+            self._exporter.put({"type": "drop", "ts": self._clock.now(), "reason": reason, "count": many, "bytes": 0})
 
     def rotated(self) -> None:
         """A good time to look for the native tracer, which may be loaded late."""
@@ -156,14 +158,25 @@ class Training:
         self, step: Step, start: int, times: Spent, memory: Memory | None, sampled: bool, unfinished: bool = False
     ) -> None:
         began = self._clock.from_monotonic(start)
-        self._exporter.put(telling.step_record(step, began, times, memory, unfinished))
+        span = None
+        # One that can't be told must not take the others along.
+        try:
+            record = telling.step_record(step, began, times, memory, unfinished)
+            if sampled:
+                facts = telling.step_facts(step, times, memory, unfinished)
+                name = f"step {step.number}"
+                step.sampled = True
+                facts |= self.more_of(step)
+                span = self._span.child(telling.STEP, name, began, times.wall, facts, span_id=step.span_id)
+        except Exception as error:
+            step.sampled = False
+            complain("tell of a step", error)
+            self._drop(UNTOLD, 1)
+            return
+        self._exporter.put(record)
         step.sampled = sampled
-        if sampled:
-            facts = telling.step_facts(step, times, memory, unfinished) | dict(self.more_of(step))
-            name = f"step {step.number}"
-            self._exporter.put_span(
-                self._span.child(telling.STEP, name, began, times.wall, facts, span_id=step.span_id), logged=False
-            )
+        if span is not None:
+            self._exporter.put_span(span, logged=False)
 
     def _put_summary(self, framework: str, began: int, ended: int, facts: dict[str, Fact]) -> None:
         record = self._span.child(telling.SUMMARY, framework, began, ended - began, facts)

@@ -353,3 +353,29 @@ def test_tasks_have_numbers(told: Told) -> None:
     asyncio.run(main())
     tasks = [record["task"] for record in told.log("event")]
     assert tasks[0] == tasks[2] != tasks[1] == tasks[3]
+
+
+def test_a_record_that_cannot_be_told_costs_only_itself(told: Told) -> None:
+    event("before")
+    for _ in range(2):
+        event("broken")
+        # Where in the code: the last but eleven of the values of a row.
+        told.recorder._raw[-12] = None
+    event("after")
+    found = told.log("event")
+    assert [record["name"] for record in found] == ["before", "after"]
+    (drop,) = told.log("drop")
+    assert (drop["reason"], drop["count"]) == ("record that can't be told", 2)
+
+
+def test_a_step_of_thousands_of_digits_costs_no_other_record(told: Told) -> None:
+    huge = told.step(10**5000)
+    with span("in huge"):
+        pass
+    last = told.step(3)
+    with span("in 3"):
+        pass
+    huge.sampled = last.sampled = True
+    sent = told.spans()
+    assert (sent["in huge"].tags["step"], sent["in 3"].metrics["step"]) == ("int", 3)
+    assert [record["name"] for record in told.log("user_span")] == ["in huge", "in 3"]
