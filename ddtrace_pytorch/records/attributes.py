@@ -14,6 +14,8 @@ Plain = str | int | float | bool | None
 
 # Characters of one text.
 TEXT_LIMIT = 4_000
+# Characters of the name of a span, event, scalar or attribute, and of a step's tag.
+NAME_LIMIT = 200
 # Bits: a longer number is no number anybody reads, and takes its time to be written.
 NUMBER_LIMIT = 1_024
 MOST = 64
@@ -31,10 +33,10 @@ NOTHING: dict[str, Plain] = {}
 def plain(attributes: Mapping[str, object]) -> dict[str, Plain]:
     """All of `attributes` as plain data; of too many, the first, and how many more there were."""
     if len(attributes) > MOST:
-        kept = {name: one(value) for name, value in [*attributes.items()][:MOST]}
+        kept = {short_name(name): one(value) for name, value in [*attributes.items()][:MOST]}
         kept["…"] = f"+{len(attributes) - MOST} attributes"
         return kept
-    return {name: one(value) for name, value in attributes.items()}
+    return {short_name(name): one(value) for name, value in attributes.items()}
 
 
 def one(value: object) -> Plain:
@@ -70,6 +72,15 @@ def short(value: str) -> str:
     return f"{value[:TEXT_LIMIT]}…(+{len(value) - TEXT_LIMIT} chars)"
 
 
+def short_name(name: str) -> str:
+    """`name` as plain text, cut off with a mark where it is long. Not for one that was cut off before."""
+    if type(name) is not str:
+        name = str.__str__(name)
+    if len(name) <= NAME_LIMIT:
+        return name
+    return f"{name[:NAME_LIMIT]}…(+{len(name) - NAME_LIMIT} chars)"
+
+
 def as_number(value: object) -> int | float | bool | None:
     """`value`, where it is a number of Python's or NumPy's, or a subclass of Python's; else None."""
     kind = type(value)
@@ -91,15 +102,18 @@ def as_number(value: object) -> int | float | bool | None:
 def described(value: Any) -> str:
     """The type of `value`, with the shape of a tensor or array and the length of a container."""
     kind = type(value)
-    name: str = _name_of(kind)
+    name = short_name(_name_of(kind))
     if kind in _CONTAINERS:
         return f"{name}[{len(value)}]"
     module = _module_of(kind)
     root = module.partition(".")[0] if type(module) is str else ""
     try:
         if root == "torch" and issubclass(kind, sys.modules["torch"].Tensor):
-            # A subclass of torch's own (DTensor) would be asked in Python what its shape is.
-            with sys.modules["torch"]._C.DisableTorchFunctionSubclass():
+            inside = sys.modules["torch"]._C
+            if inside._get_tracing_state() is not None:
+                return name  # to ask for its shape would be traced
+            # A subclass of torch's own (DTensor) would be asked in Python what its shape is, and so would a mode.
+            with inside.DisableTorchFunction():
                 return _array(name, value)
         if root == "numpy" and issubclass(kind, sys.modules["numpy"].ndarray):
             return _array(name, value)

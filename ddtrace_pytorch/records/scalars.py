@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from ddtrace_pytorch.border import warn_once
-from ddtrace_pytorch.records.attributes import as_number, one, text
+from ddtrace_pytorch.records.attributes import NAME_LIMIT, as_number, one, short_name, text
 
 # Of one call.
 MOST = 1_000
@@ -18,8 +18,11 @@ WARNINGS = 20
 _NOTHING = nullcontext()
 
 _tensors: tuple[type, ...] = ()
-# How many modes of the user's see what is done with a tensor.
+# How many modes of the user's see what is done with a tensor, of either kind.
 _modes: Callable[[], int] = int
+_function_modes: Callable[[], int] = int
+# What `torch.jit.trace` notes of what is done with a tensor.
+_tracing: Callable[[], object] = type(None)
 
 _warned: set[str] = set()
 
@@ -40,6 +43,8 @@ def split(values: Mapping[str, object]) -> Split:
     for name, value in values.items():
         if type(name) is not str:
             name = text(name, "the name of a scalar")
+        if len(name) > NAME_LIMIT:
+            name = short_name(name)
         kind = type(value)
         if kind is float:
             numbers[name] = value  # type: ignore[assignment]
@@ -50,7 +55,7 @@ def split(values: Mapping[str, object]) -> Split:
             if type(number) is float:
                 numbers[name] = number
                 continue
-            if number is None and _is_on_gpu(value):
+            if number is None and _tracing() is None and _is_on_gpu(value):
                 on_gpu.append((name, value))
                 continue
         else:
@@ -70,29 +75,41 @@ def split(values: Mapping[str, object]) -> Split:
 
 def without_dispatch(torch: Any) -> Any:
     """While it lasts, no mode of the user's sees what is done with a tensor."""
-    return torch._C._DisableTorchDispatch() if torch._C._len_torch_dispatch_stack() else _NOTHING
+    inside = torch._C
+    if inside._len_torch_function_stack():
+        return _without_any(inside)
+    return inside._DisableTorchDispatch() if inside._len_torch_dispatch_stack() else _NOTHING
+
+
+@contextmanager
+def _without_any(inside: Any) -> Iterator[None]:
+    with inside.DisableTorchFunction(), inside._DisableTorchDispatch():
+        yield
 
 
 def _find_tensors() -> tuple[type, ...]:
     """The classes of tensors behind which there is no code of the user's."""
-    global _tensors, _modes
+    global _tensors, _modes, _function_modes, _tracing
     torch = sys.modules.get("torch")
     if torch is not None:
         _tensors = (torch.Tensor, torch.nn.Parameter)
-        _modes = torch._C._len_torch_dispatch_stack
+        _modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
+        _tracing = torch._C._get_tracing_state
     return _tensors
 
 
 def _in_tensor(value: Any) -> int | float | None:
     """The one element of a tensor in this host's memory."""
     try:
-        if not value.is_cpu:
-            return None
-        if _modes():
+        if _tracing() is not None:
+            return None  # it has none yet, and torch would warn
+        if _modes() or _function_modes():
             with without_dispatch(sys.modules["torch"]):
-                number = value.item()
-        else:
+                number = value.item() if value.is_cpu else None
+        elif value.is_cpu:
             number = value.item()
+        else:
+            return None
         return number if type(number) is float else as_number(number)
     except Exception:
         return None  # there are several, or it is being traced and has none
@@ -108,7 +125,8 @@ def _in_array(value: Any) -> int | float | None:
 
 def _is_on_gpu(value: Any) -> bool:
     try:
-        return bool(value.is_cuda) and value.numel() == 1 and not value.is_complex()
+        with without_dispatch(sys.modules["torch"]):
+            return bool(value.is_cuda) and value.numel() == 1 and not value.is_complex()
     except Exception:
         return False
 

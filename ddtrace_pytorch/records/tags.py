@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 
+from ddtrace_pytorch.records.attributes import NAME_LIMIT, short_name
 from ddtrace_pytorch.records.here import running_loop, task_number
 from ddtrace_pytorch.training.progress import Progress, Step
 
@@ -20,6 +21,8 @@ NONE: tuple[str, ...] = ()
 
 def tag(progress: Progress, word: str) -> None:
     """Put `word` on the step under way: for this asyncio task and those it starts, or, outside of tasks, for all."""
+    if type(word) is not str or len(word) > NAME_LIMIT:
+        word = short_name(word)
     step = progress.step
     if running_loop() is None or task_number() is None:
         if len(step.tags) < MOST:

@@ -10,7 +10,7 @@ import numpy
 import pytest
 import torch
 
-from ddtrace_pytorch.records.attributes import MOST, TEXT_LIMIT, one, plain
+from ddtrace_pytorch.records.attributes import MOST, NAME_LIMIT, TEXT_LIMIT, one, plain, short_name
 
 
 class Meta(type):
@@ -124,3 +124,24 @@ def test_of_too_many_attributes_the_first_are_kept_with_a_mark() -> None:
     assert len(found) == MOST + 1
     assert found["0"] == 0
     assert found["…"] == "+5 attributes"
+
+
+def test_a_long_name_is_cut_off_with_a_mark() -> None:
+    for long in ("n" * (NAME_LIMIT + 30), Word("n" * (NAME_LIMIT + 30))):
+        found = plain({long: 1})
+        assert found == {"n" * NAME_LIMIT + "…(+30 chars)": 1}
+    assert short_name("n" * NAME_LIMIT) == "n" * NAME_LIMIT
+    assert type(short_name(Word("plain"))) is str
+
+
+def test_a_mode_of_the_users_sees_nothing_of_an_attribute() -> None:
+    from torch.overrides import TorchFunctionMode
+
+    class Fails(TorchFunctionMode):
+        def __torch_function__(self, *ignored: Any) -> Any:
+            raise AssertionError("code of the user's ran")
+
+    value = torch.zeros(2, 3)
+    with Fails():
+        found = one(value)
+    assert found == "Tensor[2, 3] float32"

@@ -9,6 +9,7 @@ import inspect
 import math
 import threading
 import traceback
+import warnings
 import weakref
 from _thread import start_new_thread
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
@@ -21,6 +22,7 @@ import torch
 from ddtrace_pytorch import event, scalar, set_step, span, step_tag
 from ddtrace_pytorch.records import recorder as recorders
 from ddtrace_pytorch.records import scalars, switch
+from ddtrace_pytorch.records.attributes import NAME_LIMIT
 from ddtrace_pytorch.records.recorder import EVENT, SCALAR, SPAN, Recorder, Row
 from ddtrace_pytorch.records.user_span import DEEPEST, Open, current
 from ddtrace_pytorch.training.progress import Progress, Step
@@ -701,3 +703,51 @@ def test_a_fault_of_ours_is_said_once_and_never_reaches_the_user(
     assert sorted(record.message.partition("could not ")[2].partition(";")[0] for record in caplog.records) == [
         "record a scalar", "record a span", "record an event",
     ]  # fmt: skip
+
+
+def test_long_names_are_cut_off_where_they_are_taken(recorder: Recorder) -> None:
+    long, short = "n" * 1_000_000, "n" * NAME_LIMIT + f"…(+{1_000_000 - NAME_LIMIT} chars)"
+    step_tag(long)
+    scalar({long: 1.0})
+    scalar({long: "no number"})
+    event("x", **{long: 1})
+    number, none, attributes = rows(recorder)
+    assert (number.values, none.types, attributes.values) == ({short: 1.0}, {short: "no number"}, {short: 1})
+    assert number.tags == (short,)
+
+
+def test_function_modes_of_the_users_see_nothing_of_it(recorder: Recorder) -> None:
+    from torch.overrides import TorchFunctionMode
+
+    seen = []
+
+    class Sees(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    loss, many = torch.tensor(3.0), torch.zeros(2)
+    with Sees():
+        scalar({"loss": loss, "many": many})
+    assert seen == []
+    assert rows(recorder)[0].values == {"loss": 3.0}
+
+
+def test_a_tensor_that_is_being_traced_has_no_number_and_nothing_is_warned_of_or_traced(recorder: Recorder) -> None:
+    def model(x: torch.Tensor, records: bool = True) -> torch.Tensor:
+        loss = x.sum()
+        if records:
+            scalar({"loss": loss})
+            event("traced", loss=loss, x=x)
+        return loss * 2
+
+    inputs = torch.ones(3)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        traced = torch.jit.trace(model, (inputs,), check_trace=False)
+    assert not [one for one in warned if issubclass(one.category, torch.jit.TracerWarning)]
+    without = torch.jit.trace(lambda x: model(x, False), (inputs,), check_trace=False)
+    kinds = [[node.kind() for node in one.graph.nodes()] for one in (traced, without)]
+    assert kinds[0] == kinds[1]
+    number, _ = rows(recorder)
+    assert (number.values, number.types) == ({}, {"loss": "Tensor"})
