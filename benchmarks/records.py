@@ -4,9 +4,9 @@
 
 Every number is of a process by itself with a session open and the run log alone. The time of a call: bursts of a
 hundred calls, less the same loop without them, of each the quickest (what else the machine does can only add to it).
-The minute, once with a disk that is well, once with a full one, once with one that hangs (a pipe that nobody reads in
-the file's place): spans at a steady rate, the longest that any took, what the process grew by after the first sixth, and
-whether what is in the log and what is counted as dropped is all that was made.
+The minute, once with a disk that is well, once with a full one, once with one that hangs (a pipe nobody reads in
+place of the file): spans at a steady rate, the longest that any took, what the process grew by after the first sixth,
+and whether what is in the log and what is counted as dropped is all that was made.
 """
 
 from __future__ import annotations
