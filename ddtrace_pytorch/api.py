@@ -165,3 +165,6 @@ def step_tag(word: str, /) -> None:
         tag(recorder.progress, word)
     except Exception as error:
         complain("tag a step", error)
+
+
+switch.wake()

@@ -16,10 +16,7 @@ from ddtrace_pytorch.border import safely
 from ddtrace_pytorch.collectives.group_lives import GroupLives
 from ddtrace_pytorch.compiler import leave_package_uncompiled
 from ddtrace_pytorch.identity import mesh
-from ddtrace_pytorch.records import before, switch, user_span
-from ddtrace_pytorch.records.before import Before
-from ddtrace_pytorch.records.recorder import Recorder
-from ddtrace_pytorch.settings import load as load_settings
+from ddtrace_pytorch.records import switch
 from ddtrace_pytorch.spans import End
 from ddtrace_pytorch.termination import Handler
 from ddtrace_pytorch.threads import on_main_thread
@@ -31,6 +28,8 @@ from ddtrace_pytorch.training.steps import Steps
 
 if TYPE_CHECKING:
     from ddtrace_pytorch.identity.describe import Member
+    from ddtrace_pytorch.records.before import Before
+    from ddtrace_pytorch.records.recorder import Recorder
     from ddtrace_pytorch.session import Session
 
 
@@ -38,7 +37,6 @@ class Lifecycle:
     """The session of this process, if there is one; every method may be called from user code and never raises."""
 
     def __init__(self) -> None:
-        self._settings = settings = load_settings()
         self.current: Session | None = None
         self.instrument = "in_place"
         self.lives = GroupLives()
@@ -48,8 +46,9 @@ class Lifecycle:
         # Of the session that is open, or of the next: a trainer, for one, is made before its process group.
         self._makeup = Makeup()
         self._learning = threading.RLock()
-        self._before = Before(settings.source)
-        self._recorder = self._new_recorder()
+        # Made when they are first needed: most processes record nothing, and all of them are patched.
+        self._before: Before | None = None
+        self._recorder: Recorder | None = None
         self._ended: Session | None = None
         self._groups = 0
         self._generated_id: str | None = None
@@ -144,7 +143,7 @@ class Lifecycle:
         """Close the session and give everything back."""
         self._tell_what_waits()
         self.close(End("unpatched"))
-        switch.recorder = None
+        switch.recorder, switch.wake = None, switch.nobody
         on_main_thread(self._handler.remove)
 
     def before_fork(self) -> None:
@@ -188,7 +187,7 @@ class Lifecycle:
             self.close(End("replaced"))
             # Only a group's ranks are known to train before they do.
             self.steps.begin_anew(1 if member is not None and member.store is not None else None)
-            recorder = self._recorder
+            recorder = self._recorder = self._recorder or self._new_recorder()
             session = self.current = opening.open_session(
                 member, self.instrument, self._handler, self.lives, self.steps, recorder
             )
@@ -205,26 +204,43 @@ class Lifecycle:
     def record(self) -> None:
         """The user's records are taken from now on, with a session or without."""
         switch.find_compiler()
-        safely("keep out of the compiler's sight")(leave_package_uncompiled)()
-        switch.recorder = self._recorder
+        switch.wake = self._wake
+        if "ddtrace_pytorch.api" in sys.modules:
+            self._wake()
+
+    @safely("take the user's records")
+    def _wake(self) -> None:
+        """The functions that record are there, and perhaps about to be called."""
+        leave_package_uncompiled()
+        switch.recorder = self._recorder = self._recorder or self._new_recorder()
 
     def _new_recorder(self) -> Recorder | None:
-        settings = self._settings
+        from ddtrace_pytorch.settings import load
+
+        settings = load()
         if not (settings.records and settings.trace_enabled and settings.export != "none"):
             return None
+        from ddtrace_pytorch.records.recorder import Recorder
+
         return Recorder(self.progress, settings.step_sample, self.steps.set, self._recorded)
 
     def _record_anew(self, heard: bool) -> None:
         """In a forked child: what the parent recorded is the parent's. Unless they are `heard`, the child's records are
         nobody's, until it opens a session of its own."""
-        user_span.leave_all()
-        self._before = Before(self._settings.source)
-        self._recorder = self._new_recorder()
-        switch.recorder = self._recorder if heard else None
+        user_span = sys.modules.get("ddtrace_pytorch.records.user_span")
+        if user_span is not None:
+            user_span.leave_all()
+        self._before = self._recorder = switch.recorder = None
+        switch.wake = self._wake if heard else switch.nobody
+        if heard and user_span is not None:
+            self._wake()
 
     @safely("open a session for what is recorded")
     def _recorded(self) -> None:
         """The user has recorded something, and there is no session."""
+        from ddtrace_pytorch.records import before
+        from ddtrace_pytorch.settings import load
+
         if self.current is not None or self._ended is not None or not self._attending.acquire(blocking=False):
             return
         try:
@@ -232,6 +248,7 @@ class Lifecycle:
                 switch.recorder = None
                 return
             self._hear_multiprocessing()
+            self._before = self._before or before.Before(load().source)
             if self._before.is_over(os.environ):
                 self._open_alone()
         finally:
@@ -240,7 +257,11 @@ class Lifecycle:
     @safely("tell what was recorded without a session")
     def _tell_what_waits(self) -> None:
         recorder = self._recorder
-        if self.current is not None or recorder is None or switch.recorder is None or before.works_for_a_loader():
+        if self.current is not None or recorder is None or switch.recorder is None:
+            return
+        from ddtrace_pytorch.records import before
+
+        if before.works_for_a_loader():
             return
         recorder.on_gpu.look(recorder)
         if recorder.waiting and self._ended is not None:
@@ -250,6 +271,7 @@ class Lifecycle:
 
     def _open_alone(self) -> None:
         from ddtrace_pytorch import opening
+        from ddtrace_pytorch.records import before
 
         several = before.launched_beside_others(os.environ)
         self._open(opening.member_by_environment(self._groups, self._generated_id) if several else None)

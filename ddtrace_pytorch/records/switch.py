@@ -16,6 +16,14 @@ if TYPE_CHECKING:
 recorder: Recorder | None = None
 
 
+def nobody() -> None:
+    """Makes no recorder."""
+
+
+# Makes the recorder where the functions that record are first asked for.
+wake: Callable[[], object] = nobody
+
+
 def _not_known_yet() -> bool:
     find_compiler()
     return compiling is not _not_known_yet and compiling()

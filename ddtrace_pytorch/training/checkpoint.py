@@ -1,7 +1,7 @@
 """Checkpoints: `torch.save` and `torch.load`, and `torch.distributed.checkpoint`.
 
 Only the outermost counts: `torch.distributed.checkpoint` saves by `torch.save`, and `async_save` by `save`, on another
-thread.
+thread. What is needed only once there is one is imported where it begins: this module is imported by `patch()`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import CancelledError
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +20,11 @@ from ddtrace_pytorch import autoload
 from ddtrace_pytorch.border import leave_no_trace, safely
 from ddtrace_pytorch.collectives import in_place
 from ddtrace_pytorch.compiler import leave_uncompiled
-from ddtrace_pytorch.rank_span import Piece
-from ddtrace_pytorch.spans import Fact, describe_error
-from ddtrace_pytorch.training.checkpoint_spans import LONG, Checkpoint
-from ddtrace_pytorch.training.checkpoint_target import File, Size, Storage, size_of_saved, size_of_tensors
 
 if TYPE_CHECKING:
     from ddtrace_pytorch.lifecycle import Lifecycle
     from ddtrace_pytorch.session import Session
+    from ddtrace_pytorch.training.checkpoint_running import Running
 
 Undo = Callable[[], None]
 
@@ -78,70 +74,6 @@ OPERATIONS: tuple[Operation, ...] = (
 
 # What `load` calls with the state dicts of the Stateful objects it was given; older releases have no such function.
 _PART_OF_LOAD = "_load_state_dict"
-
-
-@dataclass(eq=False)
-class Running:
-    """An operation that has begun."""
-
-    operation: Operation
-    session: Session
-    thread: int
-    began: int
-    under: Piece
-    step: int | None
-    target: File | Storage
-    # Checkpoint id and storage writer as they were given: `async_save` hands these very objects to `save`.
-    ids: tuple[Any, Any]
-    # In the group that saves.
-    rank: int
-    # It is the part of an async_save that another thread does.
-    behind: bool
-    future: Any = None
-    more: dict[str, Fact] = field(default_factory=dict)
-    size: Size | None = None
-
-    def goes_on(self, future: Any) -> None:
-        """In the background, until `future` is done."""
-        self.future = future
-        future.add_done_callback(safely("tell of a checkpoint")(self._done))
-
-    def session_ends(self) -> None:
-        # Whoever waits for the future may go on, and end the session, before its callbacks are called.
-        if self.future is not None and self.future.done():
-            self._done(self.future)
-        else:
-            self.more["checkpoint.unfinished"] = "true"
-            self.tell(time.monotonic_ns())
-
-    def _done(self, future: Any) -> None:
-        failure = CancelledError() if future.cancelled() else future.exception()
-        if failure is None:
-            self.size = size_of_saved(future.result(), self.rank)
-        self.tell(time.monotonic_ns(), failure)
-
-    def tell(self, ended: int, error: BaseException | None = None) -> None:
-        """Of an asynchronous one only the first time."""
-        if self.operation.is_async:
-            try:
-                self.session.checkpoints.in_background.remove(self)
-            except ValueError:
-                return
-        self.session.checkpoints.ended(
-            Checkpoint(
-                op=self.operation.name,
-                kind=self.operation.kind,
-                path=self.target.path,
-                resource=self.target.resource,
-                began=self.began,
-                ended=ended,
-                under=self.under,
-                step=self.step,
-                size=self.size if error is None else None,
-                failure=describe_error(error) if error is not None else None,
-                more=self.more,
-            )
-        )
 
 
 def is_savers_process() -> bool:
@@ -226,6 +158,9 @@ class _Checkpoints:
         session = self._lifecycle.current
         if session is None or getattr(self._here, "running", None) is not None or self._fetches_data():
             return None
+        from ddtrace_pytorch.training.checkpoint_running import Running
+        from ddtrace_pytorch.training.checkpoint_target import File, Storage
+
         given = {**dict(zip(operation.parameters, args, strict=False)), **kwargs}
         ids = (given.get("checkpoint_id"), given.get("storage_writer", given.get("storage_reader")))
         running = Running(
@@ -246,6 +181,9 @@ class _Checkpoints:
         return running
 
     def _end(self, running: Running, result: Any = None, error: BaseException | None = None) -> None:
+        from ddtrace_pytorch.training.checkpoint_spans import LONG
+        from ddtrace_pytorch.training.checkpoint_target import File, size_of_saved
+
         self._here.running = None
         if running.behind:
             return
@@ -272,6 +210,8 @@ class _Checkpoints:
     def _note_loaded(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         running: Running | None = getattr(self._here, "running", None)
         if running is not None and running.operation.name == "dcp.load":
+            from ddtrace_pytorch.training.checkpoint_target import size_of_tensors
+
             state = args[0] if args else kwargs.get("state_dict")
             running.size = size_of_tensors(sys.modules["torch"], state)
 
@@ -281,6 +221,8 @@ class _Checkpoints:
 
 
 def _is_behind(session: Session, ids: tuple[Any, Any]) -> bool:
+    from ddtrace_pytorch.training.checkpoint_running import Running
+
     here = threading.get_ident()
     return any(
         isinstance(one, Running) and one.ids[0] is ids[0] and one.ids[1] is ids[1] and one.thread != here

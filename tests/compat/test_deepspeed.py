@@ -16,6 +16,8 @@ pytestmark = [pytest.mark.dist, pytest.mark.timeout(300)]
 
 TRAIN = """
     import sys
+    import ddtrace_pytorch
+    ddtrace_pytorch.patch()
     import deepspeed, torch
 
     deepspeed.init_distributed("gloo")
