@@ -362,4 +362,4 @@ def test_in_a_training_spans_are_below_their_sampled_step_and_scalars_are_on_it(
     last = agent.spans("pytorch.steps")[-1]["metrics"]
     assert (last["scalar.loss.min"], last["scalar.loss.max"], last["scalar.loss.last"]) == (1, 6, 6)
     assert [one["step"] for one in of_type(log, "scalar")] == [1, 2, 3, 4, 5, 6]
-    assert [one["step_tags"] for one in of_type(log, "event")] == [["eval"]]
+    assert ["eval" in one["step_tags"] for one in of_type(log, "event")] == [True]
