@@ -37,13 +37,14 @@ def decorated(span: Span, function: F) -> F:
 
 
 def _ordinary(span: Span, function: Callable[..., Any]) -> Any:
+    where = _where(function)
+
     @functools.wraps(function)
     def spanned(*args: Any, **kwargs: Any) -> Any:
         recorder = switch.recorder
         if recorder is None or switch.compiling():
             return function(*args, **kwargs)
-        frame = _getframe(1)
-        opened = begin(recorder, span, frame.f_code, frame.f_lasti)
+        opened = _begin(span, where)
         try:
             result = function(*args, **kwargs)
         except BaseException as error:
@@ -185,7 +186,8 @@ def _begin(span: Span, where: CodeType) -> Open | None:
     recorder = switch.recorder
     if recorder is None or switch.compiling():
         return None
-    frame: FrameType | None = _getframe(2)
+    # There is none where C calls: at the interpreter's exit, as a thread's function, in autograd's hooks.
+    frame: FrameType | None = _getframe(1).f_back
     if frame is None or str(frame.f_globals.get("__name__")).partition(".")[0] in ("asyncio", "concurrent"):
         return begin(recorder, span, where, -1)
     return begin(recorder, span, frame.f_code, frame.f_lasti)
