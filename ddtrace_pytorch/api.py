@@ -58,7 +58,13 @@ def span(name: str, /, **attributes: object) -> Span:
         name = text(name, "the name of a span")
     if switch.compiling():
         return _NO_SPAN
-    return Span(name, plain(attributes) if attributes else NOTHING)
+    if not attributes:
+        return Span(name, NOTHING)
+    try:
+        return Span(name, plain(attributes))
+    except Exception as error:
+        complain("keep a span's attributes", error)
+        return Span(name, NOTHING)
 
 
 def event(name: str, /, **attributes: object) -> None:
