@@ -224,7 +224,8 @@ def _begun(recorder: Recorder, name: str, made: _Made, outer: Open | None) -> Op
     opened.parent, opened.depth = outer, 0 if outer is None else outer.depth + 1
     opened.step, opened.thread, opened.code, opened.instruction = recorder.progress.step, _SOMEWHERE, made.place, 0
     opened.chosen = None if opened.step.number is not None else recorder.chooses(name)
-    opened.started, opened.took, opened.failed, opened.within = made.at, -1, False, True
+    opened.started, opened.took, opened.within = made.at, -1, True
+    opened.failed = opened.stray = False
     return opened
 
 

@@ -100,9 +100,6 @@ def _generator(span: Span, function: Callable[..., Generator[Any, Any, Any]]) ->
                     inside.leave(outside)
                 try:
                     resume, given = generator.send, ((yield value),)
-                except GeneratorExit:
-                    generator.close()
-                    raise
                 except BaseException as error:
                     resume, given = generator.throw, (error,)
         except BaseException as error:
@@ -135,9 +132,6 @@ def _asynchronous_generator(span: Span, function: Callable[..., AsyncGenerator[A
                     inside.leave(outside)
                 try:
                     resume, given = generator.asend, ((yield value),)
-                except GeneratorExit:
-                    await generator.aclose()
-                    raise
                 except BaseException as error:
                     resume, given = generator.athrow, (error,)
         except BaseException as error:

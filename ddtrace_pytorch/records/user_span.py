@@ -22,7 +22,7 @@ from ddtrace_pytorch.training.progress import Step
 F = TypeVar("F", bound=Callable[..., Any])
 
 # Deeper ones are nobody's parent: spans that are begun and never ended would keep all that came before them.
-DEEPEST = 100
+DEEPEST = 1_000
 
 # How a loop ends, and a generator that nobody wants any more.
 _NO_FAILURES = (StopIteration, StopAsyncIteration, GeneratorExit)
@@ -32,12 +32,13 @@ current: ContextVar[Open | None] = ContextVar("ddtrace_pytorch.span", default=No
 
 class Open:
     """A span that has begun. `took`: how long, in ns, once it is over, and -1 until then; `failed`: by an exception;
-    `within`: in the step that it began in; `owner`: what it is one of the entries into, unless it is that itself."""
+    `within`: in the step that it began in; `owner`: what it is one of the entries into, unless it is that itself;
+    `stray`: it was ended where it wasn't begun, and there it still seems to go on."""
 
     # Set by `begin`, all of them: to call an initialiser would take as long as all the rest.
     __slots__ = (
         "attributes", "chosen", "code", "depth", "failed", "id", "instruction", "name", "owner", "parent", "started",
-        "step", "thread", "took", "within",
+        "step", "stray", "thread", "took", "within",
     )  # fmt: skip
 
     attributes: dict[str, Plain]
@@ -52,6 +53,7 @@ class Open:
     parent: Open | None
     started: int
     step: Step
+    stray: bool
     thread: Here
     took: int
     within: bool
@@ -104,6 +106,10 @@ class Span(Open):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
         return self.__exit__(kind, error, trace)
+
+    def __reduce__(self) -> tuple[type[Span], tuple[str, dict[str, Plain]]]:
+        """A copy has the name and the attributes, and has not been entered."""
+        return Span, (self.name, self.attributes)
 
     def __call__(self, function: F) -> F:
         """Have `function` (or coroutine, generator or asynchronous generator function) run in a span of its own."""
@@ -159,7 +165,7 @@ def begin(recorder: Recorder, span: Span, code: CodeType | str, instruction: int
         opened.code = code
         opened.instruction = instruction
         opened.took = -1
-        opened.failed = False
+        opened.failed = opened.stray = False
         opened.within = True
         opened.depth = depth = 0 if outer is None else outer.depth + 1
         if depth < DEEPEST:
@@ -182,6 +188,8 @@ def end(opened: Open, error: BaseException | None, failed: Failure | None = None
         # Not by a token: it may have been begun in another context.
         if current.get() is opened or _is_around(opened, current.get()):
             current.set(opened.parent)
+        else:
+            opened.stray = True
         thread = opened.thread
         if thread.innermost is opened:
             thread.innermost = opened.parent
@@ -264,6 +272,8 @@ def _is_around(outer: Open, inner: Open | None) -> bool:
 def surrounding(thread: Here) -> Open | None:
     """The span that `thread`, this one, is in. Autograd's threads are in that of the thread they work for."""
     outer = current.get()
+    while outer is not None and outer.stray:
+        outer = outer.parent
     if outer is None and thread.foreign and here.main is not None:
         outer = here.main.innermost
         return outer if outer is not None and outer.took < 0 else None

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import copy
 import gc
 import inspect
 import math
+import pickle
 import threading
 import traceback
 import warnings
@@ -24,7 +26,7 @@ from ddtrace_pytorch.records import recorder as recorders
 from ddtrace_pytorch.records import scalars, switch
 from ddtrace_pytorch.records.attributes import NAME_LIMIT
 from ddtrace_pytorch.records.recorder import EVENT, SCALAR, SPAN, Recorder, Row
-from ddtrace_pytorch.records.user_span import DEEPEST, Open, current
+from ddtrace_pytorch.records.user_span import DEEPEST, Open, Span, current
 from ddtrace_pytorch.training.progress import Progress, Step
 
 
@@ -380,6 +382,79 @@ def test_an_asynchronous_generator_too(recorder: Recorder) -> None:
     assert parents(found) == {"connect": "stream", "use": None, "stream": None}
 
 
+def test_a_generator_that_wants_to_go_on_is_heard_as_it_would_be_without_us(recorder: Recorder) -> None:
+    def stubborn() -> Generator[int, None, str]:
+        try:
+            yield 1
+        except GeneratorExit:
+            yield 2
+        return "end"
+
+    def obedient() -> Generator[int, None, str]:
+        try:
+            yield 1
+        except GeneratorExit:
+            pass
+        return "end"
+
+    for function in (stubborn, obedient):
+        heard = []
+        for generator in (function(), span("wrapped")(function)()):
+            said = [next(generator)]
+            try:
+                said.append(generator.throw(GeneratorExit))
+                generator.close()
+            except (StopIteration, GeneratorExit) as error:
+                said.append(repr(error))  # type: ignore[arg-type]
+            heard.append(said)
+        assert heard[0] == heard[1]
+    ignoring = span("wrapped")(stubborn)()
+    next(ignoring)
+    with pytest.raises(RuntimeError, match="ignored GeneratorExit"):
+        ignoring.close()
+    assert [row.name for row in rows(recorder)] == ["wrapped"] * 2
+
+
+def test_one_span_is_entered_as_deep_as_code_may_call_itself(recorder: Recorder) -> None:
+    again = span("again")
+
+    def down(depth: int) -> None:
+        with again:
+            if depth:
+                down(depth - 1)
+
+    down(400)
+    found = rows(recorder)
+    assert len(found) == 401
+    assert [row.parent.id if row.parent else None for row in found] == [*[row.id for row in found[1:]], None]
+    assert [row.started for row in found] == sorted((row.started for row in found), reverse=True)
+
+
+@pytest.mark.parametrize("make", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_span_that_was_used_can_be_copied_and_pickled(recorder: Recorder, make: Callable[[Any], Any]) -> None:
+    used = span("used", size=1)
+    with used:
+        other = make(used)
+    with other:
+        pass
+    first, second = rows(recorder)
+    assert (first.name, first.values) == (second.name, second.values) == ("used", {"size": 1})
+    assert first.id != second.id
+
+
+def test_a_span_that_another_thread_ended_is_no_parent_any_more(recorder: Recorder) -> None:
+    with span("outer"):
+        handed = span("handed over")
+        handed.__enter__()
+        thread = threading.Thread(target=handed.__exit__, args=(None, None, None))
+        thread.start()
+        thread.join()
+        with span("next"):
+            pass
+    assert parents(by_name(recorder)) == {"handed over": "outer", "next": "outer", "outer": None}
+    assert current.get() is None
+
+
 def test_a_span_may_end_in_another_context_than_it_began_in(recorder: Recorder) -> None:
     across = span("across")
     context = contextvars.copy_context()
@@ -399,7 +474,7 @@ def test_spans_that_are_never_ended_keep_nothing_and_the_next_are_right(recorder
             depth, opened = depth + 1, opened.parent
         assert depth == DEEPEST
         gc.collect()
-        assert sum(type(one) is Open for one in gc.get_objects()) < 2 * DEEPEST
+        assert sum(type(one) in (Open, Span) for one in gc.get_objects()) < 2 * DEEPEST
     with span("after"):
         pass
     assert parents(by_name(recorder)) == {"around": None, "after": None}
