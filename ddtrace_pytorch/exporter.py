@@ -189,6 +189,7 @@ class Exporter:
                 return  # the ranks have not agreed yet: what was recorded stays in the queue
         if self._log is None:
             self._records.take()
+            self._records.take_drops()
         else:
             self._log.flush()
 

@@ -116,8 +116,9 @@ class Handlers:
             ]
             self._hand(first)
         records, refused = self._queue.take()
-        if refused:
-            self._hand({"type": "drop", "ts": self._clock.now(), "reason": DROPPED, "count": refused, "bytes": 0})
+        for reason, many in {DROPPED: refused, **self._queue.take_drops()}.items():
+            if many:
+                self._hand({"type": "drop", "ts": self._clock.now(), "reason": reason, "count": many, "bytes": 0})
         self._batch.extend(records)
         while self._batch and not self._given_up:
             self._hand(self._batch.popleft())

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from sys import _getframe
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any, TypeVar, cast
 
 from ddtrace_pytorch.border import leave_no_trace
@@ -32,7 +32,8 @@ def decorated(span: Span, function: F) -> F:
     ours = make(span, function)
     # Called from what is compiled, only `function` is there; compiled itself, it is `function` that is compiled.
     see_through(ours, function)
-    leave_uncompiled(ours.__code__)
+    for code in (ours.__code__, *_OURS):
+        leave_uncompiled(code)
     return cast("F", ours)
 
 
@@ -202,3 +203,7 @@ def _method(function: Any) -> Any:
         if "__call__" in vars(kind):
             return vars(kind)["__call__"]
     return None
+
+
+# What decorated functions call of this module.
+_OURS = (_begin.__code__, *(value.__code__ for value in vars(_Inside).values() if isinstance(value, FunctionType)))

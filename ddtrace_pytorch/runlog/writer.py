@@ -56,6 +56,10 @@ def _unusable(path: str, why: str) -> str:
     return f"run log directory {path} can't be used: {why}; set DD_PYTORCH_LOG_DIR to a directory of your own"
 
 
+# Told drops that wait before those of one reason are put together.
+DROPS_HELD = 64
+
+
 class RunLogQueue:
     """Between the training threads and the writer: bounded, and without a lock.
 
@@ -70,18 +74,41 @@ class RunLogQueue:
         self._limit_bytes = limit_bytes
         self._records: deque[Record] = deque()
         self._bytes = 0
+        self._drops: deque[tuple[str, int]] = deque()
         self._refused = count()
         self._refused_read = 0
         self._refused_told = 0
 
     def put(self, record: Record) -> None:
-        """Hand `record` over (don't change it afterwards); a full queue counts it instead. Never waits or raises."""
+        """Hand `record` over (don't change it afterwards); a full queue counts it instead. Never waits or raises.
+
+        A record of type ``drop`` is never refused: what it counts would be forgotten.
+        """
+        if not isinstance(record, bytes) and record.get("type") == "drop":
+            self._put_drop(record)
+            return
         weight = len(record) if isinstance(record, bytes) else _weight(record)
         if len(self._records) >= self._limit_records or self._bytes + weight > self._limit_bytes:
             next(self._refused)
         else:
             self._bytes += weight
             self._records.append(record)
+
+    def _put_drop(self, record: Mapping[str, Any]) -> None:
+        drops = self._drops
+        if len(drops) >= DROPS_HELD:
+            drops.extend(self.take_drops().items())
+        drops.append((record["reason"], record["count"]))
+
+    def take_drops(self) -> dict[str, int]:
+        """How many records others have counted as dropped since the last time, by the reason."""
+        found: dict[str, int] = {}
+        try:
+            while True:
+                reason, many = self._drops.popleft()
+                found[reason] = found.get(reason, 0) + many
+        except IndexError:
+            return found
 
     def take(self) -> tuple[list[Record], int]:
         """What has been put since the last time, oldest first, and how many records were refused since then."""
@@ -383,6 +410,8 @@ class RunLogWriter:
         """Write what has been put so far. May take as long as the disk does."""
         records, refused = self.queue.take()
         self.file.count_lost(QUEUE_FULL, refused)
+        for reason, many in self.queue.take_drops().items():
+            self.file.count_lost(reason, many)
         self.file.write(records)
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import random
+import resource
 import shutil
 import signal
 import stat
@@ -564,6 +565,26 @@ def test_a_blocked_writer_blocks_nobody_else_and_counts_what_it_missed(tmp_path)
     kept, lost = kept_and_lost(tmp_path / "run")
     assert kept == list(range(1001))
     assert lost == {"queue full": 49_000}
+
+
+def test_what_others_count_as_dropped_is_told_whatever_becomes_of_the_queue_and_the_disk(tmp_path):
+    log = RunLogWriter(RunLogFile(str(tmp_path), 0, identity, MIB), RunLogQueue(limit_records=2))
+    for seq in range(5):
+        log.queue.put(beat(seq))
+    for _ in range(1_000):  # the writer is held up
+        log.queue.put({"type": "drop", "ts": 1, "reason": "user records", "count": 3, "bytes": 0})
+    assert len(log.queue._drops) < 100
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        log.flush()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    log.queue.put({"type": "drop", "ts": 1, "reason": "user records", "count": 7, "bytes": 0})
+    log.close()
+    kept, lost = kept_and_lost(tmp_path)
+    assert kept == []
+    assert lost == {"disk": 2, "queue full": 3, "user records": 3_007}
 
 
 def test_a_fifo_where_the_file_should_be_is_stepped_around(tmp_path):
