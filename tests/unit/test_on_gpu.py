@@ -11,6 +11,7 @@ import weakref
 from typing import Any
 
 import pytest
+import torch
 
 from ddtrace_pytorch import event, scalar, set_step
 from ddtrace_pytorch.records import on_gpu, scalars, switch
@@ -95,7 +96,7 @@ class Bench:
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     found = Bench()
-    monkeypatch.setattr(scalars, "_tensors", (Tensor,))
+    monkeypatch.setattr(scalars, "_tensors", (Tensor, torch.Tensor))
     monkeypatch.setattr(switch, "recorder", found.recorder)
     return found
 
