@@ -91,6 +91,12 @@ class Exporter:
         if self._handlers is not None:
             self._handlers.put(record)
 
+    def count_lost(self, reason: str, records: int) -> None:
+        """Have `records` told as dropped, in the run log and to the handlers; never blocks, never raises."""
+        self._records.count_lost(reason, records)
+        if self._handlers is not None:
+            self._handlers.count_lost(reason, records)
+
     def put_span(self, span: SpanRecord, logged: bool = True) -> None:
         """Queue one span for the Agent and, unless it is told there otherwise or not at all, for the run log."""
         if self._settings.to_agent:

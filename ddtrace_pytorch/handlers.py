@@ -61,6 +61,10 @@ class Handlers:
         """Have `record` handed to all of them; never waits. What there is no room for is counted, and told them."""
         self._queue.put(record)
 
+    def count_lost(self, reason: str, records: int) -> None:
+        """Have them told that `records` were dropped; never waits."""
+        self._queue.count_lost(reason, records)
+
     def wake(self) -> None:
         self._wake.set()
 

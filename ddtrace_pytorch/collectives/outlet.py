@@ -48,9 +48,7 @@ class Outlet:
 
     def calls_lost(self, many: int) -> None:
         """So many calls should have had a span of their own, and have none."""
-        self._exporter.put(
-            {"type": "drop", "ts": self._clock.now(), "reason": "too many calls", "count": many, "bytes": 0}
-        )
+        self._exporter.count_lost("too many calls", many)
 
     def summary(self, resource: str, began: int, ended: int, facts: dict[str, Fact], more: dict[str, Any]) -> None:
         """The totals of one operation between two moments, in ns since the epoch; the run log has `more` of it."""

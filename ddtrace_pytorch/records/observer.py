@@ -133,10 +133,7 @@ class Records:
         if why is not None:
             complain("tell of one of the user's records", why)
         for reason, many in {"user records": refused, UNTOLD: untold, **self._recorder.on_gpu.lost()}.items():
-            if many:
-                self._exporter.put(
-                    {"type": "drop", "ts": self._clock.now(), "reason": reason, "count": many, "bytes": 0}
-                )
+            self._exporter.count_lost(reason, many)
 
     def _place(self, code: CodeType | str, instruction: int) -> str:
         if isinstance(code, str):

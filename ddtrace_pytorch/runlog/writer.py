@@ -80,13 +80,7 @@ class RunLogQueue:
         self._refused_told = 0
 
     def put(self, record: Record) -> None:
-        """Hand `record` over (don't change it afterwards); a full queue counts it instead. Never waits or raises.
-
-        A record of type ``drop`` is never refused: what it counts would be forgotten.
-        """
-        if not isinstance(record, bytes) and record.get("type") == "drop":
-            self._put_drop(record)
-            return
+        """Hand `record` over (don't change it afterwards); a full queue counts it instead. Never waits or raises."""
         weight = len(record) if isinstance(record, bytes) else _weight(record)
         if len(self._records) >= self._limit_records or self._bytes + weight > self._limit_bytes:
             next(self._refused)
@@ -94,11 +88,14 @@ class RunLogQueue:
             self._bytes += weight
             self._records.append(record)
 
-    def _put_drop(self, record: Mapping[str, Any]) -> None:
+    def count_lost(self, reason: str, records: int) -> None:
+        """Have `records` told as dropped that were never put. Not as a record: that might be refused, and its count be
+        forgotten. Never waits or raises."""
         drops = self._drops
         if len(drops) >= DROPS_HELD:
             drops.extend(self.take_drops().items())
-        drops.append((record["reason"], record["count"]))
+        if records:
+            drops.append((reason, records))
 
     def take_drops(self) -> dict[str, int]:
         """How many records others have counted as dropped since the last time, by the reason."""

@@ -102,11 +102,7 @@ class Training:
             regular = bool(self._sample) and (step.number or 0) % self._sample == 0
             self._tell(step, start[0], times, memory, regular or times.wall > slow or (last and not left))
         lost, self._lost = self._lost, 0
-        self._drop("too many steps", lost)
-
-    def _drop(self, reason: str, many: int) -> None:
-        if many:
-            self._exporter.put({"type": "drop", "ts": self._clock.now(), "reason": reason, "count": many, "bytes": 0})
+        self._exporter.count_lost("too many steps", lost)
 
     def rotated(self) -> None:
         """A good time to look for the native tracer, which may be loaded late."""
@@ -171,7 +167,7 @@ class Training:
         except Exception as error:
             step.sampled = False
             complain("tell of a step", error)
-            self._drop(UNTOLD, 1)
+            self._exporter.count_lost(UNTOLD, 1)
             return
         self._exporter.put(record)
         step.sampled = sampled

@@ -32,7 +32,7 @@ put = RunLogQueue.put
 
 def counting(queue, record):
     global handed
-    handed += isinstance(record, bytes) or record["type"] != "drop"
+    handed += 1
     put(queue, record)
 
 RunLogQueue.put = counting

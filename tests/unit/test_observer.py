@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from harness.exporter import KeepingExporter
 
 from ddtrace_pytorch.clock import Clock
 from ddtrace_pytorch.collectives.group_lives import GroupLives
@@ -13,26 +14,12 @@ from ddtrace_pytorch.collectives.observer import Collectives
 from ddtrace_pytorch.ledger import Cell, Group, How, Note
 from ddtrace_pytorch.rank_span import RankSpan
 from ddtrace_pytorch.settings import load
-from ddtrace_pytorch.spans import SpanRecord
-
-
-class Exporter:
-    def __init__(self) -> None:
-        self.spans: list[SpanRecord] = []
-        self.records: list[dict[str, Any]] = []
-
-    def put_span(self, span: SpanRecord, logged: bool = True) -> None:
-        self.spans.append(span)
-
-    def put(self, record: dict[str, Any]) -> None:
-        self.records.append(record)
-
 
 # On two groups: operation, group, and how many ms each call took.
 SLOW = (("all_reduce", "0", (1_100, 1_900, 1_300)), ("barrier", "0", (2_000,)), ("all_reduce", "1", (1_500,)))
 
 
-def told(exporter: Exporter) -> list[tuple[str, float, float | None]]:
+def told(exporter: KeepingExporter) -> list[tuple[str, float, float | None]]:
     return [
         (one.resource, one.metrics["collective.time_ms"], one.metrics.get("collective.slow_calls"))
         for one in exporter.spans
@@ -50,7 +37,7 @@ def told(exporter: Exporter) -> list[tuple[str, float, float | None]]:
 def test_of_slow_calls_one_is_told_for_each_operation_and_the_others_are_counted(
     mode: str, expected: list[tuple[str, float, float | None]]
 ) -> None:
-    exporter: Any = Exporter()
+    exporter: Any = KeepingExporter()
     span = RankSpan(service="pytorch", rank=0, start=1, facts={})
     settings = load({"DD_PYTORCH_COLLECTIVES": mode})
     collectives = Collectives(torch, settings, Clock(), span, exporter, GroupLives(), wraps=False)

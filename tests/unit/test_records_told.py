@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 from typing import Any
 
 import pytest
+from harness.exporter import KeepingExporter
 
 from ddtrace_pytorch import event, scalar, span, step_tag
 from ddtrace_pytorch.clock import Clock
@@ -16,24 +16,16 @@ from ddtrace_pytorch.records import observer, switch
 from ddtrace_pytorch.records.observer import Records
 from ddtrace_pytorch.records.recorder import Recorder
 from ddtrace_pytorch.records.totals import MOST_NAMES, Said, SpanTotals, named
-from ddtrace_pytorch.runlog.schema import decode
 from ddtrace_pytorch.spans import SpanRecord
 from ddtrace_pytorch.training.progress import Progress, Step
 
 
-class Exporter:
-    def __init__(self) -> None:
-        self.sent: list[SpanRecord] = []
-        self.records: list[dict[str, Any]] = []
+class Exporter(KeepingExporter):
+    """The run log has the user's spans as records of their own."""
 
     def put_span(self, span: SpanRecord, logged: bool = True) -> None:
         assert not logged
-        self.sent.append(span)
-
-    def put(self, record: Any) -> None:
-        found = decode(record) if isinstance(record, bytes) else json.loads(json.dumps(record))
-        assert found is not None
-        self.records.append(found)
+        super().put_span(span, logged)
 
 
 class Told:
@@ -54,7 +46,7 @@ class Told:
     def spans(self) -> dict[str, SpanRecord]:
         """What was sent by itself, by name."""
         self.records.beat()
-        return {one.resource: one for one in self.exporter.sent if one.name == "pytorch.span"}
+        return {one.resource: one for one in self.exporter.spans if one.name == "pytorch.span"}
 
     def log(self, kind: str) -> list[dict[str, Any]]:
         self.records.beat()
@@ -178,7 +170,7 @@ def test_short_spans_are_not_sent_unless_they_failed(told: Told, monkeypatch: py
     step.sampled = True
     assert list(told.spans()) == ["failed"]
     told.records.summarise()
-    (short,) = [one for one in told.exporter.sent if one.resource == "short"]
+    (short,) = [one for one in told.exporter.spans if one.resource == "short"]
     assert short.name == "pytorch.spans"
     assert short.metrics["span.count"] == 3
 
@@ -193,9 +185,9 @@ def test_of_too_many_spans_in_a_step_the_number_of_those_not_sent_is_told(
             pass
     step.sampled = True
     told.records.beat()
-    assert len(told.exporter.sent) == 10
+    assert len(told.exporter.spans) == 10
     told.records.summarise()
-    assert told.exporter.sent[-1].metrics["span.not_sent"] == 3
+    assert told.exporter.spans[-1].metrics["span.not_sent"] == 3
     assert len(told.log("user_span")) == 13
 
 
@@ -206,7 +198,7 @@ def test_outside_of_steps_the_first_of_a_name_is_sent_and_then_one_in_so_many(to
     with span("once"):
         pass
     told.records.beat()
-    assert [one.metrics.get("number") for one in told.exporter.sent] == [0, 10, 20, None]
+    assert [one.metrics.get("number") for one in told.exporter.spans] == [0, 10, 20, None]
 
 
 def test_outside_of_steps_a_span_hangs_on_the_next_one_around_it_that_is_sent(told: Told) -> None:
@@ -336,7 +328,7 @@ def test_at_the_end_all_is_told_and_the_step_under_way_is_not_sampled(told: Told
     with pytest.raises(KeyError), span("failed"):
         raise KeyError
     told.records.close()
-    assert [one.resource for one in told.exporter.sent if one.name == "pytorch.span"] == ["failed"]
+    assert [one.resource for one in told.exporter.spans if one.name == "pytorch.span"] == ["failed"]
     assert len(told.log("user_span")) == 2
     assert not told.recorder.attended
 

@@ -572,7 +572,7 @@ def test_what_others_count_as_dropped_is_told_whatever_becomes_of_the_queue_and_
     for seq in range(5):
         log.queue.put(beat(seq))
     for _ in range(1_000):  # the writer is held up
-        log.queue.put({"type": "drop", "ts": 1, "reason": "user records", "count": 3, "bytes": 0})
+        log.queue.count_lost("user records", 3)
     assert len(log.queue._drops) < 100
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
@@ -580,7 +580,7 @@ def test_what_others_count_as_dropped_is_told_whatever_becomes_of_the_queue_and_
         log.flush()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    log.queue.put({"type": "drop", "ts": 1, "reason": "user records", "count": 7, "bytes": 0})
+    log.queue.count_lost("user records", 7)
     log.close()
     kept, lost = kept_and_lost(tmp_path)
     assert kept == []

@@ -4,29 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from harness.exporter import KeepingExporter
+
 from ddtrace_pytorch.clock import Clock
 from ddtrace_pytorch.rank_span import RankSpan
 from ddtrace_pytorch.settings import load
-from ddtrace_pytorch.spans import SpanRecord
 from ddtrace_pytorch.training.observer import Training
 from ddtrace_pytorch.training.progress import Progress, Step
 from ddtrace_pytorch.training.steps import Steps
 
 
-class Exporter:
-    def __init__(self) -> None:
-        self.spans: list[SpanRecord] = []
-        self.records: list[dict[str, Any]] = []
-
-    def put_span(self, span: SpanRecord, logged: bool = True) -> None:
-        self.spans.append(span)
-
-    def put(self, record: dict[str, Any]) -> None:
-        self.records.append(record)
-
-
 def test_a_step_that_cannot_be_told_costs_only_itself() -> None:
-    exporter: Any = Exporter()
+    exporter: Any = KeepingExporter()
     span = RankSpan(service="pytorch", rank=0, start=1, facts={})
     steps = Steps(Progress(), lambda: None, lambda: None)
     training = Training(load({"DD_PYTORCH_STEP_SAMPLE": "1"}), Clock(), span, exporter, steps, None)
