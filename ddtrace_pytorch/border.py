@@ -37,13 +37,17 @@ def warn_once(message: str, *, exc_info: bool = False) -> None:
         warn(message, exc_info=exc_info)
 
 
+def in_words(error: BaseException) -> str:
+    """Type and text of `error`, as Python would end its traceback; bears one whose text raises."""
+    (*_, words) = traceback.format_exception_only(error)
+    return words.strip()
+
+
 def complain(what: str, error: Exception) -> None:
     """Say once that we could not do `what`: in ``except``, where :func:`safely` would cost a call."""
-    (*_, why) = traceback.format_exception_only(error)  # bears an error whose text raises
+    why = in_words(error)
     try:
-        warn_once(
-            f"could not {what}; training goes on without it ({why.strip()})", exc_info=log.isEnabledFor(logging.DEBUG)
-        )
+        warn_once(f"could not {what}; training goes on without it ({why})", exc_info=log.isEnabledFor(logging.DEBUG))
     except Exception:
         pass  # the user's log handler raised, and nobody is left to tell
 

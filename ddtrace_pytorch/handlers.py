@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import importlib
 import threading
-import traceback
 from collections import deque
 from collections.abc import Callable
 from typing import Any, cast
 
-from ddtrace_pytorch.border import safely, warn, warn_once
+from ddtrace_pytorch.border import in_words, safely, warn, warn_once
 from ddtrace_pytorch.clock import Clock
 from ddtrace_pytorch.deadline import Deadline
 from ddtrace_pytorch.records.here import be_deaf
@@ -183,7 +182,6 @@ def _made(path: str, identity: dict[str, Any]) -> Handle | None:
         if not callable(handle):
             raise TypeError(f"it gave {type(handle).__name__}, which can't be called")
     except Exception as error:
-        (*_, why) = traceback.format_exception_only(error)  # bears an error whose text raises
-        warn_once(f"DD_PYTORCH_LOG_HANDLERS: {path} is left out: {why.strip()}")
+        warn_once(f"DD_PYTORCH_LOG_HANDLERS: {path} is left out: {in_words(error)}")
         return None
     return cast("Handle", handle)

@@ -14,11 +14,12 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
+
+from ddtrace_pytorch.border import in_words
 
 Answer = dict[str, Any]
 
@@ -131,8 +132,7 @@ def tell(name: str) -> None:
     try:
         answer = globals()[name]()
     except Exception as error:
-        (*_, why) = traceback.format_exception_only(error)
-        answer = {"error": why.splitlines()[0]}
+        answer = {"error": in_words(error).splitlines()[0]}
     print(_MARK + json.dumps(answer), flush=True)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import median, median_low
 from typing import Any
 
 from ddtrace_pytorch.histogram import Times
@@ -71,8 +71,9 @@ def slow_among(ranks: Sequence[RankSteps]) -> list[SlowRank]:
     if len(ranks) < 2:
         return []
     own = {one.rank: {part: getattr(one, f"share_{part}") * one.mean_ms for part in PARTS} for one in ranks}
-    usual = {part: _low_median([parts[part] for parts in own.values()]) for part in PARTS}
-    usual_sum = _low_median([sum(parts.values()) for parts in own.values()])
+    # Of two ranks the median is the faster one: half of the ranks may be slow.
+    usual = {part: median_low(parts[part] for parts in own.values()) for part in PARTS}
+    usual_sum = median_low(sum(parts.values()) for parts in own.values())
     step = median(one.mean_ms for one in ranks)
     found = []
     for rank, parts in own.items():
@@ -81,11 +82,6 @@ def slow_among(ranks: Sequence[RankSteps]) -> list[SlowRank]:
             part = max(PARTS, key=lambda name: parts[name] - usual[name])
             found.append(SlowRank(rank, excess, part, parts[part] - usual[part]))
     return sorted(found, key=lambda one: (-one.ms, one.rank))
-
-
-def _low_median(values: Sequence[float]) -> float:
-    """Of two ranks the median is the faster one: half of the ranks may be slow."""
-    return sorted(values)[(len(values) - 1) // 2]
 
 
 def _of_rank(log: RankLog) -> RankSteps | None:

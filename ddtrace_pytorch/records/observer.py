@@ -17,7 +17,7 @@ from ddtrace_pytorch.records import telling
 from ddtrace_pytorch.records.recorder import SCALAR, SPAN, Recorder, Row
 from ddtrace_pytorch.records.totals import Said, SpanTotals, named
 from ddtrace_pytorch.records.user_span import Open
-from ddtrace_pytorch.runlog.schema import encode_plain
+from ddtrace_pytorch.runlog.schema import encode
 from ddtrace_pytorch.source_lines import place_and_function
 from ddtrace_pytorch.spans import Fact
 from ddtrace_pytorch.training.progress import Step
@@ -121,7 +121,7 @@ class Records:
             # They are nowhere else any more: one that can't be told must not take the others along.
             try:
                 at = self._place(row.code, row.instruction)
-                self._exporter.put(encode_plain(telling.log_record(row, self._offset, at)))
+                self._exporter.put(encode(telling.log_record(row, self._offset, at)))
                 logged = True
                 if row.kind == SPAN:
                     self._span_ended(row, at)

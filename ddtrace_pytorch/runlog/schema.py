@@ -86,7 +86,8 @@ MAX_INT_BITS = 4096  # beyond some 4,300 digits Python itself refuses to read an
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
-_as_it_is = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+# What goes round in a circle ends in a RecursionError, without looking for circles in all that doesn't.
+_as_it_is = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False).encode
 
 
 def encode(record: Mapping[str, Any]) -> bytes:
@@ -107,19 +108,6 @@ def _encode_slowly(record: Mapping[str, Any]) -> bytes:
     head = {key: record[key] for key in ("type", "ts") if key in record}
     line = json.dumps(_plain({**head, **record}, MAX_DEPTH), separators=(",", ":"), allow_nan=False)
     return line.encode("ascii") + b"\n"
-
-
-_encode_plain = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False).encode
-
-
-def encode_plain(record: Mapping[str, Any]) -> bytes:
-    """:func:`encode` for a record of nothing but JSON's own types, ``type`` and ``ts`` first: it takes less time."""
-    try:
-        line = _encode_plain(record)
-    except ValueError:
-        return encode(record)  # a float that JSON doesn't have
-    # A surrogate may be a lone one.
-    return encode(record) if "\\ud" in line else line.encode("ascii") + b"\n"
 
 
 def decode(line: bytes) -> dict[str, Any] | None:

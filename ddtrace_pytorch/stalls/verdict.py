@@ -16,7 +16,7 @@ from functools import cached_property
 from ddtrace_pytorch.stalls.graph import dead_ends, on_every_circle
 from ddtrace_pytorch.stalls.mismatch import Detail, Oddity, oddity
 from ddtrace_pytorch.stalls.roll import Call, Life, RankState
-from ddtrace_pytorch.stalls.waits import FRESH, Place, Spot, faulty_in, is_echo, places_of, waits_in
+from ddtrace_pytorch.stalls.waits import FRESH, Place, Spot, faulty_in, places_of, waits_in
 
 THRESHOLD = 10 * 10**9
 
@@ -151,8 +151,7 @@ def judge(
 def _was_refused(place: Place, heard: Mapping[int, RankState]) -> bool:
     """Whether all who came raised what no other rank was the reason of, and the others had said goodbye: nobody waits
     there, and nobody is missed."""
-    by_itself = all(wait.error is not None and not is_echo(wait.error) for wait in place.waits.values())
-    return by_itself and all(rank in heard and heard[rank].life is Life.ENDED for rank in place.lacks)
+    return place.raised_by_itself and all(rank in heard and heard[rank].life is Life.ENDED for rank in place.lacks)
 
 
 @dataclass(frozen=True)
@@ -285,10 +284,10 @@ def _culprits(case: _Case, graph: Graph, end: frozenset[int | Spot]) -> list[Cul
     if not ranks:
         (spot,) = end
         assert isinstance(spot, Spot)
-        waits = case.places[spot].waits
-        if all(wait.error is not None and not is_echo(wait.error) for wait in waits.values()):
+        place = case.places[spot]
+        if place.raised_by_itself:
             return []  # torch refused it on all ranks alike, or all were interrupted: nobody waits
-        return [_culprit(case, rank, Kind.STUCK) for rank in waits]
+        return [_culprit(case, rank, Kind.STUCK) for rank in place.waits]
     if len(end) == 1:
         return [_alone(case, *ranks)]
     elsewhere = [rank for rank in ranks if case.heard[rank].doing in _ELSEWHERE]

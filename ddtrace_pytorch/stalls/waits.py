@@ -64,6 +64,11 @@ class Place:
     def age(self) -> int:
         return max(wait.age for wait in self.waits.values())
 
+    @property
+    def raised_by_itself(self) -> bool:
+        """Whether all who came raised what no other rank was the reason of."""
+        return all(wait.error is not None and not is_echo(wait.error) for wait in self.waits.values())
+
 
 def waits_in(roll: Mapping[int, RankState], now: int, threshold: int) -> list[Wait]:
     """Every wait of every rank. Ranks that died while they waited long are among them only if nobody lives who waits:

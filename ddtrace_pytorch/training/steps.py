@@ -64,7 +64,7 @@ class Steps:
         self._first = first
         self._every = every
         self._optimizer = 0
-        self._bell = _Bell(self._compiled_stepped)
+        self._bell = _Bell()
         self._engine: Any = None
         self._by_hand = False
         self._open = progress.step
@@ -297,8 +297,8 @@ class _Bell:
 
     rung_by = _Ring()
 
-    def __init__(self, call: Callable[[Any], None]) -> None:
-        self.call = call
+    def __init__(self) -> None:
+        self.call: Callable[[Any], None] = _nobody
 
     @safely("follow a compiled optimizer step")
     def answer(self, optimizer: Any) -> None:
