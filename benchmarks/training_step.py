@@ -111,7 +111,7 @@ class HostTime:
     def __enter__(self) -> HostTime:
         import torch.distributed as dist
 
-        from ddtrace_pytorch.collectives.in_place import instrument
+        from ddtrace_pytorch.in_place import instrument
 
         for name in self.NAMES:
             if hasattr(dist, name):

@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ddtrace_pytorch import autoload
+from ddtrace_pytorch import autoload, in_place
 from ddtrace_pytorch.border import leave_no_trace, safely, warn_once
-from ddtrace_pytorch.collectives import group_lives, in_place
+from ddtrace_pytorch.collectives import group_lives
 from ddtrace_pytorch.patch import SUPPORTED_TORCH, get_version, supports
 from ddtrace_pytorch.spans import End
 from ddtrace_pytorch.training import checkpoint, collector, dataloader, engines, watching

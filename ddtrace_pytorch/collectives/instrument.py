@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ddtrace_pytorch import compiler
+from ddtrace_pytorch import compiler, in_place
 from ddtrace_pytorch.border import safely, warn_once
 from ddtrace_pytorch.collectives import (
     c_wrappers,
     composites,
-    in_place,
     native_hooks,
     point_to_point,
     wrappers,

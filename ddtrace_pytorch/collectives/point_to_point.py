@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from ddtrace_pytorch.collectives import in_place
+from ddtrace_pytorch import in_place
 
 
 def allow_proxies(distributed: Any) -> list[Callable[[], None]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ddtrace_pytorch.border import leave_no_trace
 from ddtrace_pytorch.collectives.in_flight import Awaited, InFlight
-from ddtrace_pytorch.collectives.in_place import stand_aside
+from ddtrace_pytorch.in_place import stand_aside
 from ddtrace_pytorch.ledger import Cell
 
 

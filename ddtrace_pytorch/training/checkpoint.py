@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ddtrace_pytorch import autoload
+from ddtrace_pytorch import autoload, in_place
 from ddtrace_pytorch.border import leave_no_trace, safely
-from ddtrace_pytorch.collectives import in_place
 from ddtrace_pytorch.compiler import leave_uncompiled
 
 if TYPE_CHECKING:

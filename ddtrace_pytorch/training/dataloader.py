@@ -13,9 +13,8 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ddtrace_pytorch import autoload
+from ddtrace_pytorch import autoload, in_place
 from ddtrace_pytorch.border import leave_no_trace, safely
-from ddtrace_pytorch.collectives import in_place
 from ddtrace_pytorch.compiler import leave_uncompiled
 from ddtrace_pytorch.spans import Fact
 from ddtrace_pytorch.training.steps import Steps

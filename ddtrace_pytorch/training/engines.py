@@ -10,9 +10,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ddtrace_pytorch import autoload
+from ddtrace_pytorch import autoload, in_place
 from ddtrace_pytorch.border import leave_no_trace, safely
-from ddtrace_pytorch.collectives import in_place
 from ddtrace_pytorch.training.steps import Steps
 
 Undo = Callable[[], None]

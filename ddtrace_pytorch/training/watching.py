@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterable
 from types import FunctionType, ModuleType
 from typing import Any
 
-from ddtrace_pytorch import autoload, compiler
+from ddtrace_pytorch import autoload, compiler, in_place
 from ddtrace_pytorch.border import leave_no_trace, log, safely
-from ddtrace_pytorch.collectives import in_place
 from ddtrace_pytorch.training.frameworks import Use
 from ddtrace_pytorch.training.signs import SIGNS, Call, Sign
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import wrapt
 
-from ddtrace_pytorch.collectives import in_place
+from ddtrace_pytorch import in_place
 
 Around = Callable[[Callable[..., Any]], Callable[..., Any]]
 

@@ -21,9 +21,9 @@ import torch
 
 from ddtrace_pytorch.collectives import c_wrappers, composites, wrappers
 from ddtrace_pytorch.collectives.in_flight import InFlight
-from ddtrace_pytorch.collectives.in_place import UnknownShape
 from ddtrace_pytorch.collectives.surface import OPERATIONS, Operation
 from ddtrace_pytorch.collectives.telling import place
+from ddtrace_pytorch.in_place import UnknownShape
 from ddtrace_pytorch.ledger import NEVER, RECENT, SAMPLES_A_BEAT, Cell, Group, How, Ledger
 
 BY_NAME = {operation.function: operation for operation in OPERATIONS}
