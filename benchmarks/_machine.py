@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
+import subprocess
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 
@@ -27,6 +29,13 @@ def _version_of(package: str) -> str:
         return "not installed"
 
 
+def _gpus() -> dict[str, str]:
+    with contextlib.suppress(FileNotFoundError):
+        cards = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout.splitlines()
+        return {"gpus": "; ".join(card.partition(" (UUID")[0] for card in cards)}
+    return {}
+
+
 def describe() -> dict[str, str]:
     """Name and value of everything about this machine that a measured time depends on."""
     return {
@@ -41,4 +50,5 @@ def describe() -> dict[str, str]:
         "ddtrace": _version_of("ddtrace"),
         "wrapt": _version_of("wrapt"),
         "ddtrace-pytorch": _version_of("ddtrace-pytorch"),
+        **_gpus(),
     }

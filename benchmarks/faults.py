@@ -1,8 +1,9 @@
-"""Is the right rank named, for the right reason, in time? Real jobs of four gloo ranks, each with one fault.
+"""Is the right rank named, for the right reason, in time? Real jobs of four ranks over gloo, each with one fault.
 
     python benchmarks/faults.py [--rounds 1] [--seed N] [--only NAME ...] [--healthy-minutes 10]
     python benchmarks/faults.py --list
     python benchmarks/faults.py --bare       what torch does by itself, without ddtrace-pytorch
+    python benchmarks/faults.py --nccl [--ranks 2]      over NCCL, with a GPU for each rank
 
 Rank, group and moment of each fault are picked at random from the seed, which is printed: the same seed picks the same.
 Time counts from the fault to the moment when the verdict can be read on disk, or when `diagnose` gives it after a job
@@ -31,8 +32,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from harness.stalls.observing import Ending, observe  # noqa: E402
-from harness.stalls.plan import CALLS, Plan  # noqa: E402
-from harness.stalls.table import BY_NAME, ROWS, Expected, Launch, Row  # noqa: E402
+from harness.stalls.plan import CALLS, GROUPS, WORLD, Plan  # noqa: E402
+from harness.stalls.table import BY_NAME, OVER_NCCL, ROWS, Expected, Launch, Row  # noqa: E402
 from harness.stalls.trial import WITHIN, Outcome, attempt  # noqa: E402
 
 # Long enough for peers to notice a dead rank and to end, on a busy machine.
@@ -50,17 +51,26 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--threshold", type=float, default=10.0, help="DD_PYTORCH_STALL_SECONDS")
     parser.add_argument("--healthy-minutes", type=float, default=10.0, help="of the longest healthy job")
     parser.add_argument("--bare", action="store_true", help="without ddtrace-pytorch: how each rank ends by itself")
+    parser.add_argument("--nccl", action="store_true", help="over NCCL, a GPU for each rank; fewer kinds of faults")
+    parser.add_argument("--ranks", type=int, choices=list(GROUPS), default=WORLD)
     return parser.parse_args()
+
+
+def chosen(options: argparse.Namespace) -> list[Row]:
+    if options.only:
+        return [BY_NAME[name] for name in options.only]
+    return [BY_NAME[name] for name in OVER_NCCL] if options.nccl else list(ROWS)
 
 
 def trials(options: argparse.Namespace) -> Iterator[tuple[Row, Plan, Path]]:
     """Each row as often as wanted, with a directory that lasts while it runs."""
-    for row in [BY_NAME[name] for name in options.only] if options.only else ROWS:
+    job = Plan(patched=not options.bare, ranks=options.ranks, backend="nccl" if options.nccl else "gloo")
+    for row in chosen(options):
         for turn in range(options.rounds):
             # By name: what is picked for a row is the same whichever others run.
             chance = Random(f"{options.seed} {row.name} {turn}")
             minutes = options.healthy_minutes if row.name == "healthy" else min(1.5, options.healthy_minutes)
-            plan = row.plan(chance, options.threshold, minutes * 60, patched=not options.bare)
+            plan = row.plan(job, chance, options.threshold, minutes * 60)
             with tempfile.TemporaryDirectory(prefix="faults-", ignore_cleanup_errors=True) as directory:
                 yield row, plan, Path(directory)
 
@@ -158,9 +168,8 @@ def main() -> None:
             keep("faults-bare", f"What torch does by itself within {OBSERVED:g} s.", rows, options)
         else:
             limit = options.threshold + WITHIN
-            keep(
-                "faults", f"Threshold {options.threshold:g} s; a verdict is in time within {limit:g} s.", rows, options
-            )
+            about = f"Threshold {options.threshold:g} s; a verdict is in time within {limit:g} s."
+            keep("faults-nccl" if options.nccl else "faults", about, rows, options)
     sys.exit(not right)
 
 

@@ -12,7 +12,6 @@ nothing switched on in either block: what it shows is noise.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import math
 import os
@@ -298,9 +297,6 @@ def main() -> None:
     rows = [row for kind in kinds for row in run(kind, options.ranks, options.pairs, options.steps)]
     text = table(rows)
     print("\n" + text)
-    with contextlib.suppress(FileNotFoundError):
-        cards = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout.splitlines()
-        machine["gpus"] = "; ".join(card.partition(" (UUID")[0] for card in cards)
     described = "\n".join(f"- {key}: {value}" for key, value in machine.items())
     RESULTS.mkdir(exist_ok=True)
     name = f"training_step-{options.device}"

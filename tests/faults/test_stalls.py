@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from harness.stalls.plan import Plan
 from harness.stalls.table import BY_NAME
 from harness.stalls.trial import attempt
 
@@ -28,7 +29,7 @@ ONCE = ("checkpoint", "sigstop", "host-cut")
 )
 def test_the_culprit_is_named(tmp_path: Path, name: str) -> None:
     row = BY_NAME[name]
-    plan = row.plan(Random(name), THRESHOLD, healthy_seconds=0)
+    plan = row.plan(Plan(), Random(name), THRESHOLD, healthy_seconds=0)
     outcome = attempt(row, plan, tmp_path, THRESHOLD, PATIENT)
     assert outcome.right, f"{plan}: {outcome.verdict} ({', '.join(outcome.wrong)})"
 
@@ -36,5 +37,5 @@ def test_the_culprit_is_named(tmp_path: Path, name: str) -> None:
 @pytest.mark.once
 def test_nobody_is_named_while_all_ranks_pause(tmp_path: Path) -> None:
     row = BY_NAME["pause"]
-    outcome = attempt(row, row.plan(Random(7), THRESHOLD, healthy_seconds=15), tmp_path, THRESHOLD)
+    outcome = attempt(row, row.plan(Plan(), Random(7), THRESHOLD, healthy_seconds=15), tmp_path, THRESHOLD)
     assert outcome.right, ", ".join(outcome.wrong)

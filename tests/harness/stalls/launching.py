@@ -1,8 +1,9 @@
-"""Starts the four ranks of a job, one way or another, and ends them whatever happens."""
+"""Starts the ranks of a job, one way or another, and ends them whatever happens."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from pathlib import Path
 from harness.agent import free_port
 from harness.hosts import NAMES, two_hosts
 from harness.job import PYTHON, Job, environment, jobs_in, torchrun
-from harness.stalls.plan import WORLD, Plan
+from harness.stalls.plan import Plan
 from harness.stalls.table import Launch, Row
 
 TESTS = Path(__file__).resolve().parents[2]
@@ -54,7 +55,7 @@ def running(row: Row, plan: Plan, directory: Path, **settings: str) -> Iterator[
     """The job of `row`, with its files below `directory`, until the end of the block."""
     env = environment(
         None,
-        PYTHONPATH=f"{TESTS.parent}:{TESTS}",
+        PYTHONPATH=os.pathsep.join([str(TESTS.parent), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]),
         DD_PYTORCH_EXPORT="local",
         DD_PYTORCH_LOG_DIR=str(directory / "log"),
         GLOO_SOCKET_IFNAME="lo",
@@ -62,21 +63,21 @@ def running(row: Row, plan: Plan, directory: Path, **settings: str) -> Iterator[
         **settings,
     )
     if row.launch is Launch.HOSTS:
-        with _on_two_hosts(row, directory, env) as there:
+        with _on_two_hosts(row, plan, directory, env) as there:
             yield there
         return
     with jobs_in(directory) as jobs:
         if row.launch is Launch.TORCHRUN:
-            started = [jobs.start([*WITH_US, *torchrun(WORLD), TRAIN], env)]
+            started = [jobs.start([*WITH_US, *torchrun(plan.ranks), TRAIN], env)]
         else:
             port = free_port()
-            places = [_place(rank, "127.0.0.1", port) for rank in range(WORLD)]
+            places = [_place(rank, plan.ranks, "127.0.0.1", port) for rank in range(plan.ranks)]
             started = [jobs.start([*WITH_US, *PYTHON, TRAIN], env | place) for place in places]
         yield Running(started, lambda: None)
 
 
 @contextlib.contextmanager
-def _on_two_hosts(row: Row, directory: Path, env: dict[str, str]) -> Iterator[Running]:
+def _on_two_hosts(row: Row, plan: Plan, directory: Path, env: dict[str, str]) -> Iterator[Running]:
     with two_hosts(directory, apart=True) as (a, b):
         for cable in (STORE, DATA):
             a.lay_cable(b, *cable)
@@ -88,7 +89,7 @@ def _on_two_hosts(row: Row, directory: Path, env: dict[str, str]) -> Iterator[Ru
         port = free_port()
         yield Running(
             [
-                host.start([*PYTHON, TRAIN], env | _place(rank, f"{STORE[1]}.1", port, hosts=len(NAMES)))
+                host.start([*PYTHON, TRAIN], env | _place(rank, plan.ranks, f"{STORE[1]}.1", port, hosts=len(NAMES)))
                 for host, ranks in ((a, (0, 1)), (b, (2, 3)))
                 for rank in ranks
             ],
@@ -96,13 +97,13 @@ def _on_two_hosts(row: Row, directory: Path, env: dict[str, str]) -> Iterator[Ru
         )
 
 
-def _place(rank: int, address: str, port: int, hosts: int = 1) -> dict[str, str]:
+def _place(rank: int, ranks: int, address: str, port: int, hosts: int = 1) -> dict[str, str]:
     """What a launcher tells a rank."""
-    each = WORLD // hosts
+    each = ranks // hosts
     interface = {"GLOO_SOCKET_IFNAME": DATA[0]} if hosts > 1 else {}
     return interface | {
         "RANK": str(rank),
-        "WORLD_SIZE": str(WORLD),
+        "WORLD_SIZE": str(ranks),
         "LOCAL_RANK": str(rank % each),
         "LOCAL_WORLD_SIZE": str(each),
         "GROUP_RANK": str(rank // each),

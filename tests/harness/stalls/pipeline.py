@@ -8,7 +8,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from harness.stalls.plan import WORLD, Plan
+from harness.stalls.plan import Plan
 
 MICROBATCHES = 4
 LONGEST = 0.1
@@ -44,7 +44,7 @@ def train_pipeline(plan: Plan) -> None:
 
 def _forward_and_backward(stage: torch.nn.Module, rank: int, chance: random.Random) -> None:
     """All microbatches forward, then all backward; what is sent on is waited for at the end only."""
-    first, last = rank == 0, rank == WORLD - 1
+    first, last = rank == 0, rank == dist.get_world_size() - 1
     sent, kept = [], []
     for _ in range(MICROBATCHES):
         given = torch.rand(4, 16)

@@ -13,8 +13,13 @@ from pathlib import Path
 VARIABLE = "STALL_PLAN"
 
 WORLD = 4
-# As `init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))` lays out four ranks.
-GROUPS = {"tp": ((0, 1), (2, 3)), "dp": ((0, 2), (1, 3)), "world": ((0, 1, 2, 3),)}
+Groups = dict[str, tuple[tuple[int, ...], ...]]
+# By the number of ranks: as `init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))` lays out four. Two, where
+# there are no more GPUs, have one group.
+GROUPS: dict[int, Groups] = {
+    WORLD: {"tp": ((0, 1), (2, 3)), "dp": ((0, 2), (1, 3)), "world": ((0, 1, 2, 3),)},
+    2: {"world": ((0, 1),)},
+}
 
 # What every rank does on every group in every step, in this order. Neighbours differ, also the last and the next
 # step's first, so that whoever leaves one out or makes one more is soon in another operation than its peers.
@@ -22,18 +27,14 @@ ALL_REDUCES = ("large", "small")
 CALLS = (*ALL_REDUCES, "all_gather", "broadcast")
 
 
-def members(group: str, rank: int) -> tuple[int, ...]:
-    """The ranks that are in `rank`'s group of that name."""
-    return next(ranks for ranks in GROUPS[group] if rank in ranks)
-
-
 @dataclass(frozen=True)
 class Plan:
     """One fault. `call`: which of `CALLS`; `delay`: seconds from the start of the step, for what hits a rank wherever
     it just is; `lasting`: seconds that something takes too long for; `seconds`: how long a job trains that nothing
-    stops; `patched`: whether ddtrace-pytorch is switched on; `directory`: where a rank says that it has happened."""
+    stops; `patched`: whether ddtrace-pytorch is switched on; `directory`: where a rank says that it has happened;
+    `ranks`: how many there are; `backend`: `gloo` on the processor, `nccl` with a GPU for each."""
 
-    fault: str
+    fault: str = "none"
     rank: int = 0
     group: str = "world"
     step: int = 20
@@ -43,6 +44,12 @@ class Plan:
     seconds: float = 600.0
     patched: bool = True
     directory: str = "."
+    ranks: int = WORLD
+    backend: str = "gloo"
+
+    def members(self, group: str) -> tuple[int, ...]:
+        """The ranks that are in the culprit's group of that name."""
+        return next(ranks for ranks in GROUPS[self.ranks][group] if self.rank in ranks)
 
     def strikes(self, rank: int, step: int) -> bool:
         return rank == self.rank and step == self.step

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from random import Random
 
-from harness.stalls.plan import ALL_REDUCES, CALLS, GROUPS, WORLD, Plan, members
+from harness.stalls.plan import ALL_REDUCES, CALLS, GROUPS, Plan
 
 Ranks = frozenset[int]
 
@@ -26,7 +26,7 @@ def alone(plan: Plan) -> set[Ranks]:
 
 def alone_or_pair(plan: Plan) -> set[Ranks]:
     """In a group of two nobody is in the majority: both may be named."""
-    pair = members(plan.group, plan.rank)
+    pair = plan.members(plan.group)
     return alone(plan) | ({frozenset(pair)} if len(pair) == 2 else set())
 
 
@@ -66,19 +66,19 @@ class Row:
     lasting: float = 4.0
     judged_by: tuple[int, ...] = ()
 
-    def plan(self, chance: Random, threshold: float, healthy_seconds: float, patched: bool = True) -> Plan:
-        """The fault at a rank, a group and a moment picked at random."""
-        rank = chance.randrange(WORLD)
-        return Plan(
+    def plan(self, job: Plan, chance: Random, threshold: float, healthy_seconds: float) -> Plan:
+        """`job` with the fault at a rank, a group and a moment picked at random."""
+        rank = chance.randrange(job.ranks)
+        return replace(
+            job,
             fault=self.fault,
             rank=rank if self.rank is None else self.rank,
-            group=chance.choice(list(GROUPS)),
+            group=chance.choice(list(GROUPS[job.ranks])),
             step=chance.randrange(20, 60),
             call=CALLS.index(chance.choice(self.calls)),
             delay=chance.uniform(0, 0.05),
             lasting=self.lasting * threshold,
             seconds=600.0 if self.expected else healthy_seconds,
-            patched=patched,
         )
 
 
@@ -109,7 +109,7 @@ ROWS = (
     Row("order", "two collectives of a group swapped", "order", ORDER, calls=CALLS[:-1]),
     Row("circle", "groups in another order", "circle",
         Expected(("mismatch", "absent"), details=MISSED,
-                 culprits=lambda plan: alone(plan) | {frozenset(members("tp", plan.rank))})),
+                 culprits=lambda plan: alone(plan) | {frozenset(plan.members("tp"))})),
     Row("slow", "longer than the threshold in its own code, each step", "slow",
         Expected(("absent",), ("user",), error=False), lasting=1.5),
     Row("checkpoint", "busy in torch.save", "checkpoint", Expected(("absent",), ("checkpoint",), error=False)),
@@ -136,3 +136,9 @@ ROWS = (
 )  # fmt: skip
 
 BY_NAME = {row.name: row for row in ROWS}
+
+# What NCCL has a part in, and the machine with the GPUs is there for long enough to try.
+OVER_NCCL = (
+    "loader", "slow", "checkpoint", "sigstop", "sigkill", "exit", "exception", "skip", "extra", "shape", "dtype",
+    "order", "sigkill-torchrun", "shape-torchrun", "healthy", "late",
+)  # fmt: skip

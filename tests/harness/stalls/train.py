@@ -6,6 +6,7 @@ Run by :mod:`harness.stalls.trial`; the fault comes by the environment.
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from harness.stalls import faults
 from harness.stalls.pipeline import train_pipeline
-from harness.stalls.plan import CALLS, Plan, altered, from_environment
+from harness.stalls.plan import CALLS, WORLD, Plan, altered, from_environment
 
 BATCH = 8
 PR_SET_PDEATHSIG = 1
@@ -48,8 +49,9 @@ def batches(plan: Plan, rank: int) -> Iterator[torch.Tensor]:
 class Exchange:
     """The collectives of one group in a step, over the model's gradients."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         self.group = group
+        self._device = device
         self._size = dist.get_world_size(group)
         self._root = dist.get_process_group_ranks(group)[0]
 
@@ -61,7 +63,8 @@ class Exchange:
     def _make(self, call: str, model: torch.nn.Sequential, go_on: torch.Tensor) -> None:
         name, _, odd = call.partition(" of another ")
         if name == "all_gather":
-            dist.all_gather([torch.empty(16) for _ in range(self._size)], torch.rand(16), group=self.group)
+            there = [torch.empty(16, device=self._device) for _ in range(self._size)]
+            dist.all_gather(there, torch.rand(16, device=self._device), group=self.group)
         elif name == "broadcast":
             dist.broadcast(go_on, self._root, group=self.group)
         else:
@@ -74,23 +77,30 @@ class Exchange:
             dist.all_reduce(gradients, group=self.group)
 
 
+def device_of(plan: Plan) -> torch.device:
+    return torch.device("cuda", int(os.environ["LOCAL_RANK"])) if plan.backend == "nccl" else torch.device("cpu")
+
+
 def train(plan: Plan) -> None:
     rank = dist.get_rank()
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    exchanges = {name: Exchange(mesh.get_group(name)) for name in ("tp", "dp")}
-    exchanges["world"] = Exchange(dist.group.WORLD)
-    model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
+    device = device_of(plan)
+    exchanges = {}
+    if plan.ranks == WORLD:
+        mesh = init_device_mesh(device.type, (2, 2), mesh_dim_names=("dp", "tp"))
+        exchanges = {name: Exchange(mesh.get_group(name), device) for name in ("tp", "dp")}
+    exchanges["world"] = Exchange(dist.group.WORLD, device)
+    model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     faults.prepare(plan)
     data = batches(plan, rank)
     dist.barrier()
     began = time.monotonic()
     step = 0
-    go_on = torch.ones(1)
+    go_on = torch.ones(1, device=device)
     while go_on:
         plan.begins(rank, step)
         faults.between_steps(plan, rank, step, model)
-        model(next(data)).square().mean().backward()
+        model(next(data).to(device)).square().mean().backward()
         strikes = plan.strikes(rank, step)
         order = list(exchanges)
         if strikes and plan.fault == "circle":
@@ -102,7 +112,7 @@ def train(plan: Plan) -> None:
                 calls = altered(CALLS, plan)
                 if calls != list(CALLS):
                     plan.struck()
-            mine = torch.tensor([float(time.monotonic() - began < plan.seconds)])
+            mine = torch.tensor([float(time.monotonic() - began < plan.seconds)], device=device)
             exchanges[name].make(calls, model, mine)
             go_on = mine if name == "world" else go_on
         optimizer.step()
@@ -122,7 +132,9 @@ def main() -> None:
         ddtrace_pytorch.patch()
     torch.set_num_threads(1)
     torch.manual_seed(7)
-    dist.init_process_group("gloo")
+    if plan.backend == "nccl":
+        torch.cuda.set_device(device_of(plan))
+    dist.init_process_group(plan.backend)
     try:
         (train_pipeline if plan.fault == "pipeline" else train)(plan)
     except Exception:
