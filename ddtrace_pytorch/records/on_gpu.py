@@ -137,7 +137,7 @@ class OnGpu:
         events = {}
         for name, tensor in tensors:
             try:
-                slot = self._free.popleft()
+                slot = self._free.pop()  # the last one that was used, which has a view already
             except IndexError:
                 self._lose(NO_ROOM, 1)
                 continue

@@ -98,7 +98,7 @@ def _fault(verdict: Verdict, one: Culprit, many: bool, here: str) -> str:
         return f"{has} entered {here}, as all have, and it does not end: the network, or a GPU"
     if one.kind is Kind.GONE:
         return _gone(one, has, here)
-    return _mismatch(verdict, one, is_, here)
+    return _mismatch(verdict, one, f"{has} made" if one.detail is Detail.SIZE else f"{is_} in", is_, here)
 
 
 def _hosts(verdict: Verdict, one: Culprit) -> str:
@@ -113,7 +113,7 @@ def _gone(one: Culprit, has: str, here: str) -> str:
     return f"{has} {'ended' if one.life is Life.ENDED else 'died'}{why}"
 
 
-def _mismatch(verdict: Verdict, one: Culprit, is_: str, here: str) -> str:
+def _mismatch(verdict: Verdict, one: Culprit, is_in: str, is_: str, here: str) -> str:
     if one.detail is Detail.ORDER:
         return (
             f"{is_} waited for in {here}, and in turn wait{'s' if is_ == 'is' else ''} elsewhere for those who wait: "
@@ -123,18 +123,20 @@ def _mismatch(verdict: Verdict, one: Culprit, is_: str, here: str) -> str:
         return f"{is_} alone in {here}: the others ended without it"
     mine = _made(one.call, one.detail)
     if verdict.usual is None:
-        return f"{is_} in {mine}"
-    usual = f"the others in {_made(verdict.usual, one.detail)}"
+        return f"{is_in} {mine}"
+    usual = f"the others {'' if one.detail is Detail.SIZE else 'in '}{_made(verdict.usual, one.detail)}"
     if one.detail is Detail.SKIPPED:
-        return f"skipped a call: {is_} in {mine}, {usual}"
+        return f"skipped a call: {is_in} {mine}, {usual}"
     if one.detail is Detail.EXTRA:
-        return f"made a call too many: {is_} in {mine}, {usual}"
-    return f"{is_} in {mine}, {usual}"
+        return f"made a call too many: {is_in} {mine}, {usual}"
+    return f"{is_in} {mine}, {usual}"
 
 
 def _made(call: Call, detail: Detail | None) -> str:
     """A call with what matters of it."""
     known = [f"#{call.key}"] if call.key else []
+    if detail is Detail.SIZE:
+        return " ".join([call.operation, *known, f"of {call.bytes:,} bytes"])
     if call.shape is not None and detail is not Detail.ROOT:
         known.append(f"of shape {list(call.shape)}")
     if call.dtype is not None and detail is not Detail.ROOT:

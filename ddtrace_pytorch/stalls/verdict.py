@@ -14,7 +14,7 @@ from enum import Enum
 from functools import cached_property
 
 from ddtrace_pytorch.stalls.graph import dead_ends, on_every_circle
-from ddtrace_pytorch.stalls.mismatch import Detail, Oddity, oddity
+from ddtrace_pytorch.stalls.mismatch import Detail, Oddity, lasting, oddity
 from ddtrace_pytorch.stalls.roll import Call, Life, RankState
 from ddtrace_pytorch.stalls.waits import FRESH, Place, Spot, faulty_in, places_of, waits_in
 
@@ -210,6 +210,8 @@ def _oddities(places: Mapping[Spot, Place], heard: Mapping[int, RankState]) -> d
         members = here[0].any_wait.group.ranks
         rings = {rank: _ring(heard[rank], name) for rank in members if rank in heard}
         odd = oddity(rings, [place.spot.key for place in here]) or _beyond_the_end(here, heard)
+        if odd is None and all(not place.lacks and not place.runs for place in here):
+            odd = lasting(rings, min(place.spot.key for place in here))
         if odd is not None:
             found[name] = odd
     return found

@@ -20,6 +20,7 @@ SCRIPT = """
 
     said = {}
     loss = torch.zeros((), device="cuda", requires_grad=True)
+    scalar({"opens": 1})  # the session, as there is no group
     begun = time.perf_counter()
     scalar({"warm": loss})
     said["first_us"] = (time.perf_counter() - begun) * 1e6
@@ -82,7 +83,7 @@ def test_scalars_on_a_gpu(jobs: Jobs, tmp_path: Path) -> None:
             numbers.setdefault(name, []).append(number)
     assert numbers.pop("behind") == [float(number) for number in range(1, 101)]
     assert numbers == {
-        "warm": [0.0], "torch.float64": [1.0], "torch.bfloat16": [1.0], "torch.float16": [1.0], "torch.int32": [1],
+        "opens": [1], "warm": [0.0], "torch.float64": [1.0], "torch.bfloat16": [1.0], "torch.float16": [1.0], "torch.int32": [1],
         "torch.bool": [1], "inference": [1.0], "nan": ["NaN"], "inf": ["-Infinity"], "graph": [0.0], "pending": [1.0],
         "host": [5], "after": [2.0],
     }  # fmt: skip

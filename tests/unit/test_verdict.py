@@ -172,6 +172,41 @@ def test_a_long_gone_difference_is_no_reason() -> None:
     assert (verdict.kind, verdict.ranks) == (Kind.ABSENT, (3,))
 
 
+def over(key: int, size: int) -> Call:
+    """A call that came to its end: no more than this is kept of it."""
+    return Call("all_reduce", key, size)
+
+
+def stuck_after(sizes: dict[int, Iterable[int]], age: float = 12.0) -> list[RankState]:
+    """All are in the call after those of so many bytes, by rank."""
+    states = []
+    for rank, made in sizes.items():
+        calls = [over(key, size) for key, size in enumerate(made, start=1)]
+        states.append(rank_in(rank, here(WORLD, len(calls) + 1, call(len(calls) + 1, "barrier", age), calls)))
+    return states
+
+
+def test_a_size_that_differed_is_why_all_are_stuck_later() -> None:
+    """NCCL lets such a call end, with rubbish in it, and the next one never does."""
+    usual, odd = (64, 32, 64, 32), (64, 16, 64, 32)
+    verdict = verdict_of(*stuck_after({0: usual, 1: usual, 2: odd, 3: usual}))
+    assert (verdict.kind, verdict.detail, verdict.ranks) == (Kind.MISMATCH, Detail.SIZE, (2,))
+    assert "rank 2 (host-a) has made all_reduce #2 of 16 bytes, the others all_reduce #2 of 32 bytes" in message(
+        verdict
+    )
+
+
+def test_a_size_that_differs_again_and_again_is_no_reason() -> None:
+    """As it went well all the time."""
+    usual, odd = (64, 32, 64, 32), (64, 16, 64, 16)
+    assert verdict_of(*stuck_after({0: usual, 1: usual, 2: odd, 3: usual})).kind is Kind.STUCK
+
+
+def test_a_size_that_differed_is_no_stall_by_itself() -> None:
+    usual, odd = (64, 32), (64, 16)
+    assert judged(*stuck_after({0: usual, 1: usual, 2: odd, 3: usual}, age=1.0)) is None
+
+
 TP, DP = Group("1", "tp", (0, 1)), Group("2", "dp", (1, 3))
 
 
