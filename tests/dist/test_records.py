@@ -9,6 +9,8 @@ from harness.agent import Agent
 from harness.job import PYTHON, Jobs, alone, environment, torchrun
 from harness.log import Record, of_type, rank_spans, records
 
+import ddtrace_pytorch
+
 pytestmark = pytest.mark.dist
 
 PATCHED = """
@@ -314,7 +316,9 @@ def test_importing_the_package_imports_nothing_of_it(jobs: Jobs) -> None:
         except AttributeError as error:
             assert str(error) == "module 'ddtrace_pytorch' has no attribute 'nothing'"
     """
-    jobs.run([*PYTHON, jobs.script(script)], environment(None)).ok()
+    # Without site-packages' own start-up files, one of which imports the package.
+    env = environment(None, PYTHONPATH=str(Path(ddtrace_pytorch.__file__).parents[1]))
+    jobs.run([*PYTHON, "-S", jobs.script(script)], env).ok()
 
 
 def test_in_a_training_spans_are_below_their_sampled_step_and_scalars_are_on_it(

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from harness.log import records
+from harness.stalls.verdicts import Given, afterwards
 from harness.story import BROKEN, CLOSED, SECOND, T0, Record, at, beats, ended, raised, state_of, stated
 
 from ddtrace_pytorch.aftermath import Teller
@@ -118,9 +119,21 @@ def test_the_keys_of_the_json_are_the_documented_ones(killed: Path) -> None:
     assert list(attempt["ranks"][0]) == RANK_KEYS.split()
     assert list(attempt["timeline"][0]) == ["at", "ranks", "what"]
     assert (attempt["verdict"]["found"], attempt["verdict"]["ranks"]) == ("afterwards", [1])
+    judged = afterwards(attempt)
+    assert judged is not None
+    assert (judged.kind, judged.ranks, judged.group, judged.error) == ("gone", (1,), "world", True)
     assert (attempt["ranks"][0]["rank"], attempt["ranks"][0]["where"], attempt["ranks"][0]["step"]) == (
         1, "train.py:24 load", 7,
     )  # fmt: skip
+
+
+def test_who_was_killed_before_anybody_waited_is_the_first_failure(tmp_path: Path) -> None:
+    """A launcher ends the others at once."""
+    write(tmp_path, 1, [*beats(20), ended("killed", 20)])
+    for rank in (0, 2, 3):
+        write(tmp_path, rank, [*beats(20), ended("signal:SIGTERM", 20.5)])
+    judged = afterwards(last(tmp_path))
+    assert judged == Given("gone", (1,), error=True, message="killed (SIGKILL, out of memory, abort() or os._exit())")
 
 
 def test_a_job_that_ended_well(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -34,7 +35,7 @@ class Given:
 
 
 def given(record: dict[str, Any], by: int | None = None) -> Given:
-    """A ``verdict`` record, or the verdict of ``diagnose --json``, which has the same keys."""
+    """A ``verdict`` record."""
     return Given(
         kind=record["kind"],
         ranks=tuple(record["ranks"]),
@@ -54,13 +55,30 @@ def live(log: Path) -> list[Given]:
 
 
 def offline(log: Path) -> Given | None:
-    """What ``diagnose`` says when all is over."""
+    """What ``diagnose`` says when all is over: who was the reason, or else who failed first."""
     command = [sys.executable, "-m", "ddtrace_pytorch.cli.main", "diagnose", str(log), "--json"]
     result = subprocess.run(command, env=environment(None), capture_output=True, text=True, timeout=60, check=False)
     if result.returncode:
         return None
-    found = json.loads(result.stdout).get("verdict")
-    return given(found) if found else None
+    return afterwards(json.loads(result.stdout)["attempts"][-1])
+
+
+def afterwards(attempt: dict[str, Any]) -> Given | None:
+    """What `attempt` of ``diagnose --json`` comes to."""
+    verdict, first = attempt["verdict"], attempt["first_failure"]
+    if verdict is None:
+        return Given("gone", tuple(first["ranks"]), error=True, message=first["what"]) if first is not None else None
+    one = verdict["culprits"][0]
+    named = re.search("group `([^`]+)`", verdict["message"])
+    return Given(
+        kind=verdict["kind"],
+        ranks=tuple(verdict["ranks"]),
+        error=not all(culprit["moves"] for culprit in verdict["culprits"]),
+        group=named[1] if named else None,
+        doing=one.get("doing"),
+        detail=one.get("detail"),
+        message=verdict["message"],
+    )
 
 
 def wrongs(expected: Expected, plan: Plan, verdict: Given) -> list[str]:
