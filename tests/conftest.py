@@ -34,7 +34,11 @@ ONCE = (
     "unit/test_graph.py", "unit/test_inquest.py", "unit/test_job.py", "unit/test_last_words.py",
     "unit/test_positions.py", "unit/test_report.py", "unit/test_report_collectives.py", "unit/test_runlog.py",
     "unit/test_state_file.py", "unit/test_stragglers.py", "unit/test_verdict.py", "unit/test_verdict_properties.py",
-    "faults/test_agents.py", "faults/test_last_words.py",
+    "dist/test_identity_agreement.py", "dist/test_log_handlers.py", "dist/test_records.py",
+    "dist/test_report_of_a_job.py", "dist/test_torchtitan.py", "dist/test_two_hosts.py",
+    "faults/test_agents.py", "faults/test_broken_descriptors.py", "faults/test_broken_signals.py",
+    "faults/test_broken_threads.py", "faults/test_diagnose.py", "faults/test_endings.py", "faults/test_forks.py",
+    "faults/test_last_words.py", "faults/test_records.py", "faults/test_sigterm.py",
 )  # fmt: skip
 
 
