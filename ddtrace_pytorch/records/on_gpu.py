@@ -60,7 +60,8 @@ class Cuda:
         # Of a kind that may be written to in and out of inference mode.
         with torch.inference_mode(False):
             self._memory = torch.empty(SLOTS * SLOT_BYTES, dtype=torch.uint8, device="cpu", pin_memory=True)
-        self._views: dict[tuple[int, Any], Any] = {}
+        # By the kind of number: each slot, seen as one of these. To make them one by one takes longer than a copy.
+        self._slots: dict[Any, tuple[Any, ...]] = {}
         self._in_use: dict[int, Any] = {}
         self._events: dict[Any, deque[Any]] = {}
 
@@ -69,10 +70,10 @@ class Cuda:
 
     def copy(self, tensor: Any, slot: int) -> None:
         kind = tensor.dtype
-        view = self._views.get((slot, kind))
-        if view is None:
-            view = self._views[slot, kind] = self._view(slot, kind)
-        self._in_use[slot] = view
+        slots = self._slots.get(kind)
+        if slots is None:
+            slots = self._slots[kind] = self._seen_as(kind)
+        view = self._in_use[slot] = slots[slot]
         with without_dispatch(self._torch):
             source = tensor.detach() if tensor.requires_grad else tensor
             view.copy_(source.reshape(()) if source.dim() else source, non_blocking=True)
@@ -94,9 +95,11 @@ class Cuda:
         with without_dispatch(self._torch):
             return self._in_use[slot].item()
 
-    def _view(self, slot: int, kind: Any) -> Any:
-        with self._torch.inference_mode(False):
-            return self._memory[slot * SLOT_BYTES : (slot + 1) * SLOT_BYTES].view(kind)[0]
+    def _seen_as(self, kind: Any) -> tuple[Any, ...]:
+        with self._torch.inference_mode(False), self._torch.no_grad():
+            seen = self._memory.view(kind)
+            slots: tuple[Any, ...] = seen[:: SLOT_BYTES // seen.element_size()].unbind()
+            return slots
 
 
 class _OnTheirWay(NamedTuple):
@@ -137,7 +140,7 @@ class OnGpu:
         events = {}
         for name, tensor in tensors:
             try:
-                slot = self._free.pop()  # the last one that was used, which has a view already
+                slot = self._free.popleft()
             except IndexError:
                 self._lose(NO_ROOM, 1)
                 continue
