@@ -293,6 +293,15 @@ class Session:
             # Before the ranks have agreed, the log's first record is still to be written.
             self._exporter.put(self._identity())
 
+    def meet_torch(self, torch: Any) -> None:
+        """Torch was imported after the session was opened."""
+        self.learn(runtime.torch_facts(torch))
+        threading.Thread(target=self._find_device, name="ddtrace_pytorch.device", daemon=True).start()
+
+    def _find_device(self) -> None:
+        leave_signals_to_others()
+        self._look_for_device()
+
     def learn_device(self, torch: Any) -> None:
         """What only torch knows of the GPU, read on the training thread once the user's code has initialised CUDA."""
         if not torch.cuda.is_initialized():
