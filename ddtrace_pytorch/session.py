@@ -422,7 +422,7 @@ class Session:
 
     @safely("tell the last of the training")
     def _close_training(self, end: End) -> None:
-        self._training.close(interrupted=end.is_error)
+        self._training.close(interrupted=end.is_error, over=end.reason != "replaced")
         self.span.learn({"pytorch.steps": self._training.count})
 
     def _beat(self) -> None:

@@ -168,7 +168,8 @@ class _Checkpoints:
             thread=threading.get_ident(),
             began=time.monotonic_ns(),
             under=session.span.piece,
-            step=self._lifecycle.progress.step.number,
+            # What is loaded on a resume is loaded before anybody knows which step that is.
+            step=self._lifecycle.progress.step.number if self._lifecycle.steps.known else None,
             target=File(given.get("f")) if operation.of_one_file else Storage(*ids),
             ids=ids,
             rank=0 if operation.of_one_file else _rank(given),

@@ -114,6 +114,9 @@ def test_a_process_that_has_not_imported_torch_records(
     assert ("torch.version" in rank["tags"]) is (later == "later")
     first, last = of_type(log, "identity")[0], of_type(log, "identity")[-1]
     assert (first["device"], first["versions"]["torch"]) == (None, "")
+    # The last one is over with the process.
+    steps = [(one["step"], one.get("first", False)) for one in of_type(log, "step")]
+    assert steps == ([(7, True)] if later == "never" else [(7, True), (8, False)])
     if later == "later":
         assert last["device"]["device.kind"] == "cpu"
         assert [one["metrics"] for one in of_type(log, "scalar")] == [{"reward": 0.5}, {"loss": pytest.approx(0.8)}]
