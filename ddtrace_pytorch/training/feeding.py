@@ -1,8 +1,8 @@
 """Who feeds a training, and who only looks on: which of the batches that are asked for begin a step. No torch in here.
 
 After an optimizer has stepped, the next batch of one who fed that step begins the next. A stranger's, an evaluation's,
-begins nothing: what is done with it belongs to the step that it follows. Unless an optimizer steps before anybody else is
-asked: then it was the first batch of a new one's, as those of an epoch may be.
+begins nothing: what is done with it belongs to the step that it follows. Unless an optimizer steps before anybody else
+is asked: then it was the first batch of a new one's, as those of an epoch may be.
 """
 
 from __future__ import annotations

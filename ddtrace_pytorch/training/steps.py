@@ -57,8 +57,8 @@ class Steps:
     """The steps of this process, whatever sessions there are.
 
     `first` is called before the first optimizer step of a session, `every` after each. `collectives` gives the ns that
-    were spent in collectives; a session sets it, and the `listener`. `known`: that the step under way is one, and which,
-    is no guess any more.
+    were spent in collectives; a session sets it, and the `listener`. `known`: it is no guess any more that the step
+    under way is one, and which.
     """
 
     def __init__(self, progress: Progress, first: Callable[[], object], every: Callable[[], object]) -> None:
@@ -81,7 +81,7 @@ class Steps:
         if self._by_hand:
             number, relative = self._open.number, self._open.relative
         self._rule = StepRule()
-        self._feeding = Feeding()
+        self._feeding: Feeding[Reading] = Feeding()
         self._fresh = True
         self.known = self._by_hand
         self._inside: list[int] = []

@@ -115,8 +115,8 @@ def step_facts(step: Step, times: Spent, memory: Memory | None, unfinished: bool
 def summary_facts(
     took: Times, times: Spent, first: int | None, memory: Memory | None, more: Mapping[str, Fact]
 ) -> dict[str, Fact]:
-    """The tags and metrics of the summary of the steps that `took` counts, and of the `first` of the session, which took
-    so many ns, if it is among them; `more`: what else there is to say."""
+    """The tags and metrics of the summary of the steps that `took` counts; `more`: what else there is to say. `first`:
+    if the session's first is among them, how long that took, in ns."""
     facts: dict[str, Fact] = {"pytorch.steps": took.count + (first is not None)}
     if first is not None:
         facts["step.first_ms"] = first / 1e6

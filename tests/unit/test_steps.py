@@ -261,7 +261,8 @@ def test_what_the_user_numbers_first_begins_there(watched: Watched) -> None:
     watched.steps.set(1)
     assert watched.steps.known
     assert watched.steps._started > began, "to start up is no part of it"
-    assert before.number is None and not watched.progress.step.tags
+    assert before.number is None
+    assert not watched.progress.step.tags
     train(net := model(), SGD(net.parameters(), lr=0.1), 2)
     assert watched.ended() == [1, 2]
 
