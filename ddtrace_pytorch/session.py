@@ -237,7 +237,7 @@ class Session:
     def _finish(self, end: End) -> None:
         self._tell_of_checkpoints(last=True)
         span = self.span.finish(self._clock.now(), end)
-        self._lookout.end(span)
+        self._lookout.end(span, end.error)
         self._exporter.put_span(span)
 
     @safely("tell what was recorded after the end")
