@@ -39,7 +39,7 @@ def render_steps(steps: Steps, console: Console) -> None:
     if len(steps.ranks) > len(shown):
         line(console, f"… {len(steps.ranks) - len(shown):,} more ranks (--json lists all)")
     if any(one.first_ms is not None and one.steps > 1 for one in steps.ranks):
-        line(console, "All but the steps' number is without the first: it has the start-up in it.")
+        line(console, "The first step is left out of what follows it: something is still made or compiled in it.")
     for slow in steps.slow[:SLOW_ROWS]:
         # What is next to nothing of it would only be read as a reason.
         told = [(part, ms) for part, ms in slow.parts.items() if ms >= TOLD * slow.ms]

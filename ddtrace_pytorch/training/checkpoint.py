@@ -196,7 +196,8 @@ class _Checkpoints:
                 running.size = running.target.size(running.operation.kind)
         elif running.operation.kind == "save":
             running.size = size_of_saved(result, running.rank)
-        if running.thread in self._lifecycle.steps.trains_on:
+        steps = self._lifecycle.steps
+        if steps.known and running.thread in steps.trains_on:
             self._lifecycle.progress.tag("checkpoint")
         # Newer releases give two futures, where staging goes on in the background too.
         future = getattr(result, "upload_completion", result)
