@@ -102,6 +102,6 @@ def _around(lifecycle: Lifecycle, source: str, starts: bool, original: Callable[
         finally:
             if not inside:
                 loaders.fetching = False
-                steps.fetched(started, now(), id(vars(self).get(source)), exhausted)
+                steps.fetched(started, now(), id(self.__dict__.get(source)), exhausted)
 
     return wait
