@@ -208,7 +208,7 @@ def test_a_short_job_names_the_slow_loader_and_tells_start_up_and_evaluation_apa
         assert [one["metrics"].get("step") for one in loads] == [None]
 
     attempt = the_attempt(log)
-    (slow,) = attempt["steps"]["slow"]
+    slow = attempt["steps"]["slow"][0]
     assert (slow["rank"], slow["part"]) == (1, "data")
     assert slow["ms"] == pytest.approx(sum(slow["parts"].values()))
     assert slow["part_ms"] == slow["parts"]["data"]
