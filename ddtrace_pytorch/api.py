@@ -19,7 +19,7 @@ from operator import index
 from sys import _getframe
 from typing import cast
 
-from ddtrace_pytorch.border import complain
+from ddtrace_pytorch.border import complain, safely
 from ddtrace_pytorch.records import switch
 from ddtrace_pytorch.records.attributes import NOTHING, plain, text
 from ddtrace_pytorch.records.notes import row
@@ -173,4 +173,4 @@ def step_tag(word: str, /) -> None:
         complain("tag a step", error)
 
 
-switch.wake()
+safely("take what is recorded")(switch.wake)()

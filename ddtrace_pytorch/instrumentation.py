@@ -27,24 +27,36 @@ _at_fork_registered = False
 
 def switch_on() -> None:
     """What :func:`ddtrace_pytorch.patch` does; where it fails, nothing stays instrumented."""
-    global _switched_on
-    if _switched_on is not None or not _torch_is_supported():
+    if is_on() or not _torch_is_supported():
         return
     autoload.install("explicit")
     # Not under the lock: a thread that is importing torch comes here too, and has the lock of that import.
     import torch
 
     with _lock:
-        if _switched_on is not None:
+        if is_on():
             return
         _retire_the_built_in(torch)
-        _register_at_fork()
-        _switched_on = Instrumentation(torch)
-        try:
-            _switched_on.install()
-        except BaseException:
-            switch_off()
-            raise
+        _begin(lambda instrumentation: instrumentation.install(torch))
+
+
+def listen() -> None:
+    """Take the user's records, where ddtrace calls :func:`ddtrace_pytorch.patch` once torch is imported: that may never
+    be. All else follows then."""
+    with _lock:
+        if _switched_on is None:
+            _begin(Instrumentation.listen)
+
+
+def _begin(how: Callable[[Instrumentation], None]) -> None:
+    global _switched_on
+    _register_at_fork()
+    _switched_on = _switched_on or Instrumentation()
+    try:
+        how(_switched_on)
+    except BaseException:
+        switch_off()
+        raise
 
 
 @safely("give torch back")
@@ -58,7 +70,8 @@ def switch_off() -> None:
 
 
 def is_on() -> bool:
-    return _switched_on is not None
+    """Whether torch is instrumented."""
+    return _switched_on is not None and _switched_on.has_torch
 
 
 def _torch_is_supported() -> bool:
@@ -101,17 +114,29 @@ def _register_at_fork() -> None:
 
 
 class Instrumentation:
-    """Everything that is instrumented in one process, from :meth:`install` to :meth:`remove`."""
+    """Everything that is instrumented in one process, from :meth:`install` or :meth:`listen` to :meth:`remove`."""
 
-    def __init__(self, torch: Any) -> None:
+    def __init__(self) -> None:
         from ddtrace_pytorch.lifecycle import Lifecycle
 
         self.lifecycle = Lifecycle()
-        self._torch = torch
+        self._torch: Any = None
+        self._listens = False
         self._undo: list[Undo] = []
 
-    def install(self) -> None:
-        distributed = self._torch.distributed
+    @property
+    def has_torch(self) -> bool:
+        return self._torch is not None
+
+    def listen(self) -> None:
+        """Without torch: the user's records alone."""
+        self._listens = True
+        self.lifecycle.record()
+        atexit.register(self.lifecycle.at_exit)
+
+    def install(self, torch: Any) -> None:
+        self._torch = torch
+        distributed = torch.distributed
         if distributed.is_available():
             self._instrument("init_process_group", self._around_init)
             self._instrument("destroy_process_group", self._around_destroy)
@@ -122,8 +147,10 @@ class Instrumentation:
         dataloader.watch(self.lifecycle, self._undo)
         checkpoint.watch(self.lifecycle, self._undo)
         self._undo.append(collector.watch(self.lifecycle))
-        self.lifecycle.record()
-        atexit.register(self.lifecycle.at_exit)
+        if self._listens:
+            self.lifecycle.meet_torch(torch)
+        else:
+            self.listen()
         self._torch._datadog_patch = True
         self._undo.append(functools.partial(delattr, self._torch, "_datadog_patch"))
         if distributed.is_available() and distributed.is_initialized():

@@ -208,6 +208,14 @@ class Lifecycle:
         if "ddtrace_pytorch.api" in sys.modules:
             self._wake()
 
+    @safely("go on with torch")
+    def meet_torch(self, torch: Any) -> None:
+        """Torch was imported after :meth:`record`."""
+        switch.find_compiler()
+        leave_package_uncompiled()
+        if self.current is not None:
+            self.current.meet_torch(torch)
+
     @safely("take the user's records")
     def _wake(self) -> None:
         """The functions that record are there, and perhaps about to be called."""

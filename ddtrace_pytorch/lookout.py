@@ -135,8 +135,9 @@ class Lookout:
         """Before the end, where a collective raised: who was the reason."""
         self._standstill.leave(deadline.left(REASON_SECONDS))
 
-    def end(self, span: SpanRecord) -> None:
-        """The rank span is finished, and about to be sent."""
+    def end(self, span: SpanRecord, error: BaseException | None) -> None:
+        """The rank span is finished, by `error` if there is one, and about to be sent."""
+        safely("find where an exception came from")(self._whereabouts.ends_by)(error)
         if span.tags.get("pytorch.end_reason") == "exception":
             safely("keep where an exception came from")(self._note_state)("exception")
         # Whoever finds it where it could not be sent any more tells it as it is here.
@@ -151,6 +152,7 @@ class Lookout:
 
     def resume(self) -> None:
         """The process outlived its end."""
+        self._whereabouts.ends_by(None)
         self._keeper.resume()
 
     def abandon(self) -> None:

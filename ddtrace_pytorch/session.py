@@ -237,7 +237,7 @@ class Session:
     def _finish(self, end: End) -> None:
         self._tell_of_checkpoints(last=True)
         span = self.span.finish(self._clock.now(), end)
-        self._lookout.end(span)
+        self._lookout.end(span, end.error)
         self._exporter.put_span(span)
 
     @safely("tell what was recorded after the end")
@@ -292,6 +292,15 @@ class Session:
         if self.span.learn(facts) and self._introduced is not None:
             # Before the ranks have agreed, the log's first record is still to be written.
             self._exporter.put(self._identity())
+
+    def meet_torch(self, torch: Any) -> None:
+        """Torch was imported after the session was opened."""
+        self.learn(runtime.torch_facts(torch))
+        threading.Thread(target=self._find_device, name="ddtrace_pytorch.device", daemon=True).start()
+
+    def _find_device(self) -> None:
+        leave_signals_to_others()
+        self._look_for_device()
 
     def learn_device(self, torch: Any) -> None:
         """What only torch knows of the GPU, read on the training thread once the user's code has initialised CUDA."""
@@ -413,7 +422,7 @@ class Session:
 
     @safely("tell the last of the training")
     def _close_training(self, end: End) -> None:
-        self._training.close(interrupted=end.is_error)
+        self._training.close(interrupted=end.is_error, over=end.reason != "replaced")
         self.span.learn({"pytorch.steps": self._training.count})
 
     def _beat(self) -> None:

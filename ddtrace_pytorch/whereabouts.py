@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from numbers import Integral
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any, NamedTuple, TypeVar
 
 from ddtrace_pytorch.clock import Clock
@@ -32,6 +33,8 @@ MOVES_SHARE = 0.02
 APART_NS = SECOND // 2
 # Of fewer calls the 99th percentile is the slowest, and the first of all is often that.
 CALLS_FOR_P99 = 100
+# Of a traceback, which may be as deep as the interpreter allows: so many of the innermost frames are looked at.
+TRACEBACK_FRAMES = 200
 # How much of a traceback's last line is kept.
 ERROR_LENGTH = 300
 
@@ -73,12 +76,14 @@ class Whereabouts:
         self._computed = self._looked = 0
         self._moved = False
         self._was: tuple[str, str | None] = ("", None)
+        # Of the exception that this rank ends by; where its frames were, no longer the frames.
+        self._thrown: list[doing.Frame] = []
         # By group: how many collectives had come to their end, and when that was first seen.
         self._completed: dict[Group, tuple[int, int]] = {}
 
     def state(self, gpu: str | None, pid: int) -> RankState:
         """All of it; `moves` is since the last time."""
-        frames = _frames(sys._current_frames().get(self._main))
+        frames = self._thrown or _frames(sys._current_frames().get(self._main))
         spelled = doing.spelled(frames)
         does = doing.doing(frames)
         return RankState(
@@ -95,6 +100,10 @@ class Whereabouts:
             raised=self.raised,
             told_at=self.told_at,
         )
+
+    def ends_by(self, error: BaseException | None) -> None:
+        """The rank ends by `error`: from now on it is where that was raised. None: it doesn't, after all."""
+        self._thrown = _frames_in(error.__traceback__) if error is not None else []
 
     def legend(self) -> Legend:
         """What the positions mean that threads write to where :meth:`write_to` says."""
@@ -314,6 +323,16 @@ def _in_traceback(error: BaseException) -> FrameType | None:
     while at is not None:
         frame, at = at.tb_frame, at.tb_next
     return frame
+
+
+def _frames_in(traceback: TracebackType | None) -> list[doing.Frame]:
+    """As :func:`_frames`, of a traceback."""
+    found: deque[doing.Frame] = deque(maxlen=TRACEBACK_FRAMES)
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        found.appendleft((code.co_filename, code.co_name, traceback.tb_lineno or 0))
+        traceback = traceback.tb_next
+    return list(found)
 
 
 def _one_line(error: BaseException) -> str:

@@ -32,7 +32,8 @@ def jobs(tmp_path: Path) -> Iterator[Jobs]:
 ONCE = (
     "unit/test_aftermath.py", "unit/test_diagnose.py", "unit/test_doctor.py", "unit/test_exporter.py",
     "unit/test_graph.py", "unit/test_inquest.py", "unit/test_job.py", "unit/test_last_words.py",
-    "unit/test_positions.py", "unit/test_report.py", "unit/test_report_collectives.py", "unit/test_runlog.py",
+    "unit/test_positions.py", "unit/test_report.py", "unit/test_report_collectives.py", "unit/test_report_records.py",
+    "unit/test_runlog.py",
     "unit/test_state_file.py", "unit/test_stragglers.py", "unit/test_verdict.py", "unit/test_verdict_properties.py",
     "dist/test_identity_agreement.py", "dist/test_log_handlers.py", "dist/test_records.py",
     "dist/test_report_of_a_job.py", "dist/test_torchtitan.py", "dist/test_two_hosts.py",

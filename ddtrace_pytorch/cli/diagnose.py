@@ -13,11 +13,12 @@ from rich.table import Table
 
 from ddtrace_pytorch import settings
 from ddtrace_pytorch.cli.choice import attempt_option, job_option, run_logs
-from ddtrace_pytorch.cli.diagnosis import Attempt, Diagnosis, Rank, Row, alike, diagnose, frames_of
+from ddtrace_pytorch.cli.diagnosis import Attempt, Diagnosis, Rank, Row, alike, diagnose
 from ddtrace_pytorch.cli.tables import line, row, table
 from ddtrace_pytorch.cli.terminal import standard_output
 from ddtrace_pytorch.collectives.dump_files import is_dump
 from ddtrace_pytorch.stalls import places
+from ddtrace_pytorch.stalls.history import frames_of
 from ddtrace_pytorch.stalls.recovery import look
 from ddtrace_pytorch.stalls.telling import ranges
 
@@ -127,7 +128,15 @@ def _draw(into: Table, one: Row) -> None:
 
 
 def _render_frames(attempt: Attempt, console: Console) -> None:
+    first = attempt.first_failure
+    if first is not None and first.frames:
+        line(console, "")
+        line(console, f"Where rank {first.ranks[0]} raised, innermost first", style="bold")
+        for frame in first.frames:
+            line(console, f"  {frame}")
+    raised = first.ranks if first is not None and first.frames else []
     culprits = attempt.verdict.culprits if attempt.verdict is not None else []
+    culprits = [one for one in culprits if one.get("rank") not in raised]
     for one in [culprit for culprit in culprits if frames_of(culprit)][:FRAMES_OF]:
         line(console, "")
         line(console, f"Where rank {one.get('rank')} was, innermost first", style="bold")

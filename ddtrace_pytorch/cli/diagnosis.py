@@ -21,7 +21,7 @@ from ddtrace_pytorch.runlog.fields import integer, text
 from ddtrace_pytorch.runlog.reader import RankLog, Scan, read
 from ddtrace_pytorch.stalls import agreement
 from ddtrace_pytorch.stalls.doing import own_frame, short
-from ddtrace_pytorch.stalls.history import TYPES, Ending, History
+from ddtrace_pytorch.stalls.history import TYPES, Ending, History, frames_of
 from ddtrace_pytorch.stalls.inquest import NEAR, Cause, Failure, Finding, inquire, moments
 from ddtrace_pytorch.stalls.last_words import LastWords
 from ddtrace_pytorch.stalls.mates import as_found
@@ -43,12 +43,15 @@ LeftBehind = Callable[[str, str], Iterable[tuple[LastWords, bool]]]
 
 @dataclass
 class FirstFailure:
-    """`cause`: a word, see :class:`~ddtrace_pytorch.stalls.inquest.Cause`."""
+    """`cause`: a word, see :class:`~ddtrace_pytorch.stalls.inquest.Cause`. Of an exception: the `frames` that it came
+    out of, innermost first, and in `where` the line of the user's code."""
 
     at: str | None
     ranks: list[int]
     cause: str
     what: str
+    where: str | None
+    frames: list[str]
 
 
 @dataclass
@@ -226,7 +229,15 @@ def _attempt(
 def _first_failure(first: Failure | None) -> FirstFailure | None:
     if first is None:
         return None
-    return FirstFailure(_iso(first.at), list(first.ranks), first.cause.value, first.what)
+    return FirstFailure(
+        _iso(first.at), list(first.ranks), first.cause.value, first.what, _line(first.frames), list(first.frames)
+    )
+
+
+def _line(frames: Sequence[str]) -> str | None:
+    """The innermost that is the user's, in short."""
+    frame = own_frame(frames)
+    return short(frame) if frame is not None else None
 
 
 def _reason(finding: Finding) -> Reason | None:
@@ -259,7 +270,9 @@ def _what_happened(finding: Finding) -> str:
     if first is not None:
         all_of_them = set(first.ranks) == finding.fates.keys() and len(first.ranks) > 1
         subject = f"all ranks ({compact(first.ranks)})" if all_of_them else who(first.ranks)
-        told.append(f"The first failure, at {clock(first.at)}: {subject}{_place(finding, first.ranks)}: {first.what}.")
+        raised_at = _line(first.frames)
+        what = first.what + (f", at {raised_at}" if raised_at is not None else "")
+        told.append(f"The first failure, at {clock(first.at)}: {subject}{_place(finding, first.ranks)}: {what}.")
         if all_of_them and verdict is None and first.cause in (Cause.SIGNAL, Cause.KILLED):
             told.append("That came from outside: the launcher, the scheduler, the host or a person.")
     if verdict is not None:
@@ -303,7 +316,6 @@ def _ranks(histories: Mapping[int, History], finding: Finding) -> list[Rank]:
     found = []
     for rank, fate in finding.fates.items():
         state, said = finding.states[rank], culprits.get(rank, {})
-        frame = own_frame(frames_of(said) or state.frames)
         found.append(
             Rank(
                 rank=rank,
@@ -315,7 +327,7 @@ def _ranks(histories: Mapping[int, History], finding: Finding) -> list[Rank]:
                 last_beat=_iso(state.as_of or None),
                 was_in=_was_in(state),
                 step=state.step if state.step is not None else integer(said, "step"),
-                where=short(frame) if frame is not None else None,
+                where=_line(frames_of(said) or state.frames),
             )
         )
     return sorted(found, key=lambda one: (not one.named, not one.ended_badly, one.rank))
@@ -353,12 +365,6 @@ def _timeline(histories: Mapping[int, History], finding: Finding) -> list[Row]:
     for _, row in rows:
         row.ranks.sort()
     return [row for _, row in rows]
-
-
-def frames_of(culprit: Mapping[str, Any]) -> list[str]:
-    """Innermost first."""
-    said = culprit.get("frames")
-    return [one for one in said if isinstance(one, str)] if isinstance(said, list) else []
 
 
 def alike(words: str) -> str:

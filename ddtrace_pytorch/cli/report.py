@@ -18,6 +18,7 @@ from ddtrace_pytorch.cli.collective_tables import (
     render_stragglers,
     worth_telling,
 )
+from ddtrace_pytorch.cli.record_tables import render_records
 from ddtrace_pytorch.cli.step_tables import render_steps
 from ddtrace_pytorch.cli.summary import Attempt, Job, Rank, Report, compact, summarise
 from ddtrace_pytorch.cli.tables import duration, known, line, row, span, table
@@ -103,6 +104,7 @@ def _render_attempt(attempt: Attempt, console: Console) -> None:
     line(console, "")
     _render_ranks(attempt, console)
     render_steps(attempt.steps, console)
+    render_records(attempt.recorded, console)
     render_collectives(attempt, console)
     render_single_calls(attempt, console)
     render_stragglers(attempt, console)

@@ -11,6 +11,8 @@ from ddtrace_pytorch.cli.tables import line, row, span, table
 
 RANK_ROWS = 16
 SLOW_ROWS = 3
+# Of what a slow rank takes longer.
+TOLD = 0.05
 
 
 def render_steps(steps: Steps, console: Console) -> None:
@@ -20,14 +22,15 @@ def render_steps(steps: Steps, console: Console) -> None:
     line(console, "")
     line(console, "Steps", style="bold")
     shown = _most_telling(steps)
-    right = ("Rank", "Steps", "Per s", "p50", "p95", "Max", "Data", "Collectives", "Optimizer", "Compute")
-    drawn = table(*right, right=right)
+    right = ("Rank", "Steps", "First", "Per s", "p50", "p95", "Max", "Data", "Collect.", "Optim.", "Compute")
+    drawn = table(*right, right=right, gap=1)
     for one in shown:
         shares = (one.share_data, one.share_collective, one.share_optimizer, one.share_compute)
         row(
             drawn,
             str(one.rank),
             f"{one.steps:,}",
+            span(one.first_ms),
             f"{one.per_second:.3g}",
             *(span(ms) for ms in (one.p50_ms, one.p95_ms, one.max_ms)),
             *(f"{share:.0%}" for share in shares),
@@ -35,11 +38,14 @@ def render_steps(steps: Steps, console: Console) -> None:
     console.print(drawn)
     if len(steps.ranks) > len(shown):
         line(console, f"… {len(steps.ranks) - len(shown):,} more ranks (--json lists all)")
+    if any(one.first_ms is not None and one.steps > 1 for one in steps.ranks):
+        line(console, "The first step is left out of what follows it: something is still made or compiled in it.")
     for slow in steps.slow[:SLOW_ROWS]:
-        why = f"{PARTS[slow.part]} (+{span(slow.part_ms)})"
-        line(
-            console, f"rank {slow.rank} takes {span(slow.ms)} more of each step than the others: {why}", style="yellow"
-        )
+        # What is next to nothing of it would only be read as a reason.
+        told = [(part, ms) for part, ms in slow.parts.items() if ms >= TOLD * slow.ms]
+        why = ", ".join(f"{PARTS[part]} (+{span(ms)})" for part, ms in told)
+        more = span(sum(ms for _, ms in told))
+        line(console, f"rank {slow.rank} takes {more} more of each step than the others: {why}", style="yellow")
     if len(steps.slow) > SLOW_ROWS:
         line(console, f"… {len(steps.slow) - SLOW_ROWS:,} more slow ranks (--json lists all)", style="yellow")
 

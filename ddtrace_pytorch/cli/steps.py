@@ -2,7 +2,11 @@
 
 Ranks that train together end each step at about the same time: who is slow spends longer on its *own* (all but
 collectives), and the others wait for it in collectives. So of two ranks with equal steps the one that is longer on its
-own is the slow one, and the part of it that exceeds that of the others most is why.
+own is the slow one. Where the others wait in collectives that torch issues by itself, in the backward pass, that is
+part of their computing. So what a rank computes longer counts only as far as it is longer on its own in all; what it
+waits longer for data, or is longer in optimizers, counts in any case.
+
+The first step of a rank has starting, compiling and warming up in it: it is told apart.
 """
 
 from __future__ import annotations
@@ -24,10 +28,12 @@ PARTS = {"data": "data loading", "compute": "compute", "optimizer": "the optimiz
 
 @dataclass
 class RankSteps:
-    """The steps that one rank ended. Times in ms; the shares of their time add up to 1."""
+    """The steps that one rank ended. Times in ms; the shares of their time add up to 1. All but `steps` are without the
+    first, which took `first_ms`, where there are others (null: it isn't there, or no log says which it is)."""
 
     rank: int
     steps: int
+    first_ms: float | None
     first_step: int | None
     last_step: int | None
     per_second: float
@@ -44,12 +50,14 @@ class RankSteps:
 
 @dataclass
 class SlowRank:
-    """A rank that is so many `ms` a step longer on its own than the median rank; most of them are its `part`."""
+    """A rank that makes each step so many `ms` longer: the sum of what it takes longer than the median rank with each
+    of its `parts`, the most first. The first of them is `part`, with `part_ms`."""
 
     rank: int
     ms: float
     part: str
     part_ms: float
+    parts: dict[str, float]
 
 
 @dataclass
@@ -68,6 +76,7 @@ def gather(logs: Iterable[RankLog]) -> Steps:
 
 def slow_among(ranks: Sequence[RankSteps]) -> list[SlowRank]:
     """Those of `ranks` that are notably longer on their own than the median of them."""
+    ranks = [one for one in ranks if one.first_ms is None or one.steps > 1]
     if len(ranks) < 2:
         return []
     own = {one.rank: {part: getattr(one, f"share_{part}") * one.mean_ms for part in PARTS} for one in ranks}
@@ -77,31 +86,44 @@ def slow_among(ranks: Sequence[RankSteps]) -> list[SlowRank]:
     step = median(one.mean_ms for one in ranks)
     found = []
     for rank, parts in own.items():
-        excess = sum(parts.values()) - usual_sum
-        if excess > NOTABLE * step:
-            part = max(PARTS, key=lambda name: parts[name] - usual[name])
-            found.append(SlowRank(rank, excess, part, parts[part] - usual[part]))
+        longer = {part: max(parts[part] - usual[part], 0.0) for part in PARTS}
+        others = longer["data"] + longer["optimizer"]
+        longer["compute"] = min(longer["compute"], max(sum(parts.values()) - usual_sum - others, 0.0))
+        ms = others + longer["compute"]
+        if ms > NOTABLE * step:
+            most_first = sorted((part for part in PARTS if longer[part]), key=lambda part: -longer[part])
+            why = {part: longer[part] for part in most_first}
+            found.append(SlowRank(rank, ms, most_first[0], longer[most_first[0]], why))
     return sorted(found, key=lambda one: (-one.ms, one.rank))
 
 
 def _of_rank(log: RankLog) -> RankSteps | None:
     times, parts = Times(), dict.fromkeys(("data", "collective", "optimizer"), 0)
     first = last = None
+    apart: list[Mapping[str, Any]] = []
     for record in read(log, ("step",)):
         took = integer(record, "duration")
         if took is None or not 0 <= took < TOO_LARGE or record.get("unfinished"):
             continue
-        times.add(took)
-        _add(parts, mapping(record, "metrics"))
         step = integer(record, "step")
         first, last = (step if first is None else first), (last if step is None else step)
+        if record.get("first"):
+            apart.append(record)
+            continue
+        times.add(took)
+        _add(parts, mapping(record, "metrics"))
+    steps = times.count + len(apart)
+    for one in () if times.count else apart:
+        times.add(one["duration"])
+        _add(parts, mapping(one, "metrics"))
     if not times.count:
         return None
     wall = times.total or 1
     shares = {name: part / wall for name, part in parts.items()}
     return RankSteps(
         rank=log.rank,
-        steps=times.count,
+        steps=steps,
+        first_ms=apart[0]["duration"] / 1e6 if apart else None,
         first_step=first,
         last_step=last,
         per_second=times.count / (wall / 1e9),

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any
 
-from ddtrace_pytorch.cli import collectives, steps
+from ddtrace_pytorch.cli import collectives, records, steps
 from ddtrace_pytorch.cli.choice import jobs_in, meant_attempts
 from ddtrace_pytorch.cli.collectives import Group
+from ddtrace_pytorch.cli.records import Recorded
 from ddtrace_pytorch.cli.single_calls import SingleCall
 from ddtrace_pytorch.cli.steps import Steps
 from ddtrace_pytorch.cli.stragglers import Stragglers
@@ -84,7 +85,7 @@ class Attempt(Start):
     """A start in full; ranks as people write them: ``3, 7-9``. `collectives` are totals by group, and in `stragglers`
     is who waited for whom. `collectives_setting` is what DD_PYTORCH_COLLECTIVES was: several words where the ranks
     don't agree, empty where older versions didn't say. Of the `single_calls` told of one by one, as many as were asked
-    for are in `slowest_calls`.
+    for are in `slowest_calls`. `recorded` is what the user's code said.
 
     A rank without a log is in `ranks_not_logged` if every log there is says that it was not to write one
     (DD_PYTORCH_LOG_RANKS), otherwise in `ranks_missing`.
@@ -103,6 +104,7 @@ class Attempt(Start):
     slowest_calls: list[SingleCall]
     stragglers: list[Stragglers]
     steps: Steps
+    recorded: Recorded
     ranks: list[Rank]
 
 
@@ -200,7 +202,7 @@ def summarise(found: Scan, job: str | None = None, attempt: str = "last", calls:
     for one in asked:
         logs = [log for log in in_job if log.incarnation == one.incarnation]
         said = collectives.gather(logs, calls)
-        one.steps = steps.gather(logs)
+        one.steps, one.recorded = steps.gather(logs), records.gather(logs)
         one.collectives, one.stragglers = said.groups, said.stragglers
         one.single_calls, one.slowest_calls = said.single, said.slowest
 
@@ -285,6 +287,7 @@ def _attempt(number: int, facts: list[_RankFacts]) -> Attempt:
         slowest_calls=[],
         stragglers=[],
         steps=Steps(),
+        recorded=Recorded(),
         ranks=ranks,
     )
 

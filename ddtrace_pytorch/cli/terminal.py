@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from rich.console import Console
 
+# Columns of what is piped: wide enough that no table has to fold.
+PIPED = 200
+
 
 def standard_output() -> Console:
     """A console on standard output that takes everything literally."""
-    return Console(file=sys.stdout, markup=False, highlight=False, emoji=False)
+    width = None if sys.stdout.isatty() or os.environ.get("COLUMNS") else PIPED
+    return Console(file=sys.stdout, markup=False, highlight=False, emoji=False, width=width)
 
 
 def visible(text: str) -> str:

@@ -20,8 +20,18 @@ def nobody() -> None:
     """Makes no recorder."""
 
 
+def before_torch() -> None:
+    """Where ddtrace has been asked for us, and waits for torch to be imported, a process may record and never import
+    it."""
+    monkey = sys.modules.get("ddtrace._monkey")
+    if "torch" not in sys.modules and "pytorch" in getattr(monkey, "_get_patched_modules", tuple)():
+        from ddtrace_pytorch.instrumentation import listen
+
+        listen()
+
+
 # Makes the recorder where the functions that record are first asked for.
-wake: Callable[[], object] = nobody
+wake: Callable[[], object] = before_torch
 
 
 def _not_known_yet() -> bool:

@@ -39,7 +39,8 @@ and by type
               ``start``, ``duration`` (ns), ``metrics`` (what isn't there is 0): of the duration ``data_ns`` went into
               waiting for batches, ``collective_ns`` into collectives, ``optimizer_ns`` into optimizers without these,
               and ``gc_ns`` into collecting garbage, in any of the others; ``device.memory.allocated`` and ``.peak``
-              (bytes); ``tags`` that it was given; ``unfinished`` (true: the rank ended in the middle of it)
+              (bytes); ``tags`` that it was given; ``first`` (true: of its session); ``unfinished`` (true: the rank
+              ended in the middle of it)
 ``call``      one sampled collective: ``op``, ``group`` (torch's name), ``key`` (its number there; both are the same
               on every rank of the group), ``start``, ``duration`` (ns), ``bytes``, ``source`` (what the duration is:
               ``completion`` of the collective, or ``issue`` of the call alone), ``step`` in which it was, if known
@@ -55,8 +56,8 @@ and by type
               so far) and ``groups`` {name: [``entered``, ``completed``, what it is in or null, since when]}, which are
               as in ``state``
 ``state``     all that a rank says of itself (:class:`ddtrace_pytorch.stalls.roll.RankState`), in ``state``: where a
-              collective raised or takes too long, at an end by an exception, and of a rank that was killed the last
-              that it left; ``why``: ``raised``, ``stall``, ``exception`` or ``killed``
+              collective raised or takes too long, at an end by an exception (``frames``: where that was raised), and of
+              a rank that was killed the last that it left; ``why``: ``raised``, ``stall``, ``exception`` or ``killed``
 ``verdict``   who a stall waits for: ``kind``, ``detail`` (of a mismatch), ``ranks``, ``doing``, ``moves`` (they are
               only late), ``group`` (its label), ``op``, ``key``, ``message``, ``tags``, ``waiting`` (ranks), ``usual``
               (of a mismatch, the others' call) and ``culprits`` [{``rank``, ``kind``, ``doing``, ``frames``, …}]

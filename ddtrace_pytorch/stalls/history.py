@@ -14,6 +14,9 @@ from ddtrace_pytorch.stalls.waits import sends
 
 TYPES = ("identity", "span", "beat", "state", "verdict", "event")
 
+# How a rank ended, and why it said where it is.
+EXCEPTION = "exception"
+
 # What is kept of each rank, however long its log.
 VERDICTS = 64
 MOMENTS = 64
@@ -47,7 +50,8 @@ class Spent(NamedTuple):
 
 @dataclass
 class History:
-    """One rank's. `last`: its last sign of life, ns; `life`: as its host tells, if it was asked."""
+    """One rank's. `last`: its last sign of life, ns; `life`: as its host tells, if it was asked; `thrown`: where the
+    exception was raised that it ended by, innermost frame first."""
 
     rank: int
     identity: Mapping[str, Any]
@@ -55,6 +59,7 @@ class History:
     beat: int = 0
     ending: Ending | None = None
     life: Life | None = None
+    thrown: tuple[str, ...] = ()
     verdicts: deque[Mapping[str, Any]] = field(default_factory=lambda: deque(maxlen=VERDICTS))
     moments: deque[Moment] = field(default_factory=lambda: deque(maxlen=MOMENTS))
     _spent: set[Spent] = field(default_factory=set)
@@ -93,6 +98,8 @@ class History:
             ending = Ending("killed", state.as_of)
         if self.ending is None and ending is not None:
             self.ending = ending
+        if not self.thrown and state.life is Life.ENDED and self.ending is not None and self.ending.reason == EXCEPTION:
+            self.thrown = state.frames
 
     def _beat(self, at: int, groups: Mapping[str, Any]) -> None:
         self.beat, self._groups = at, groups
@@ -106,11 +113,13 @@ class History:
             return
         kind = text(tags, "error.type").rpartition(".")[2]
         first_line = next(iter(text(tags, "error.message").splitlines()), "")
-        error = ": ".join(part for part in (kind, first_line) if part) if reason == "exception" else ""
+        error = ": ".join(part for part in (kind, first_line) if part) if reason == EXCEPTION else ""
         self.ending = Ending(reason, at, error)
 
     def _state(self, at: int, record: Mapping[str, Any]) -> None:
         self._said, self._base = mapping(record, "state"), None
+        if record.get("why") == EXCEPTION:
+            self.thrown = frames_of(self._said)
         said = mapping(self._said, "raised")
         if record.get("why") == "raised" and said:
             group = text(said, "group")
@@ -210,6 +219,12 @@ def _is_sound(state: RankState) -> bool:
     numbers += [one for call in calls for one in (call.key, call.since)]
     words = [call.operation for call in calls] + ([state.raised.error] if state.raised is not None else [])
     return all(type(one) is int for one in numbers) and all(isinstance(word, str) for word in words)
+
+
+def frames_of(said: Mapping[str, Any]) -> tuple[str, ...]:
+    """Of a rank's state or of a culprit, as written down: innermost first."""
+    frames = said.get("frames")
+    return tuple(one for one in frames if isinstance(one, str)) if isinstance(frames, list) else ()
 
 
 def call_in_words(call: Mapping[str, Any], group: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from ddtrace_pytorch.runlog.fields import integer, mapping, number, text
 from ddtrace_pytorch.stalls import telling
+from ddtrace_pytorch.stalls.doing import own_frame
 from ddtrace_pytorch.stalls.history import History, Moment, call_in_words
 from ddtrace_pytorch.stalls.roll import GroupState, Life, Raised, RankState
 from ddtrace_pytorch.stalls.verdict import THRESHOLD, Kind, Verdict, judge
@@ -51,12 +52,14 @@ class Cause(Enum):
 
 @dataclass(frozen=True)
 class Failure:
-    """`ranks` failed, `at` ns since the epoch; `what`, in words that follow the rank."""
+    """`ranks` failed, `at` ns since the epoch; `what`, in words that follow the rank. `frames`: where that was raised,
+    innermost first, if all of them raised it there."""
 
     at: int
     ranks: tuple[int, ...]
     cause: Cause
     what: str
+    frames: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -211,16 +214,16 @@ def _failure(one: History, state: RankState, fate: Fate) -> Failure | None:
     if raised is not None and (fate.bad or fate.open) and not _dealt_with(raised, state, fate):
         here = state.groups.get(raised.group)
         where = call_in_words(vars(raised.call), here.label if here else raised.group)
-        return Failure(
-            raised.at or fate.at, who, _cause(raised.error, Cause.RAISED), f"raised {raised.error}, in {where}"
-        )
+        what = f"raised {raised.error}, in {where}"
+        frames = one.thrown if ending is not None and ending.error == raised.error else ()
+        return Failure(raised.at or fate.at, who, _cause(raised.error, Cause.RAISED), what, frames)
     if fate.ended == "frozen":
         return Failure(fate.at, who, Cause.FROZEN, "frozen: the process is there, and does not beat")
     if not fate.bad:
         return None
     if ending is not None and ending.reason == "exception":
         cause = _cause(ending.error, Cause.EXCEPTION)
-        return Failure(fate.at, who, cause, f"raised {ending.error or 'an exception'}")
+        return Failure(fate.at, who, cause, f"raised {ending.error or 'an exception'}", one.thrown)
     if ending is not None and ending.reason != KILLED:
         return Failure(fate.at, who, Cause.SIGNAL, f"ended by {ending.reason.removeprefix('signal:')}")
     what = (
@@ -268,7 +271,8 @@ def _first(failures: Iterable[Failure]) -> Failure | None:
         return alike[0]
     if cause in (Cause.EXCEPTION, Cause.RAISED):
         alike = [one for one in alike if one.what == alike[0].what]
-    return replace(alike[0], ranks=tuple(sorted(rank for one in alike for rank in one.ranks)))
+    frames = alike[0].frames if len({own_frame(one.frames) for one in alike}) == 1 else ()
+    return replace(alike[0], ranks=tuple(sorted(rank for one in alike for rank in one.ranks)), frames=frames)
 
 
 def _roll(

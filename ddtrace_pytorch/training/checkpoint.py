@@ -168,7 +168,8 @@ class _Checkpoints:
             thread=threading.get_ident(),
             began=time.monotonic_ns(),
             under=session.span.piece,
-            step=self._lifecycle.progress.step.number,
+            # What is loaded on a resume is loaded before anybody knows which step that is.
+            step=self._lifecycle.progress.step.number if self._lifecycle.steps.known else None,
             target=File(given.get("f")) if operation.of_one_file else Storage(*ids),
             ids=ids,
             rank=0 if operation.of_one_file else _rank(given),
@@ -195,7 +196,8 @@ class _Checkpoints:
                 running.size = running.target.size(running.operation.kind)
         elif running.operation.kind == "save":
             running.size = size_of_saved(result, running.rank)
-        if running.thread in self._lifecycle.steps.trains_on:
+        steps = self._lifecycle.steps
+        if steps.known and running.thread in steps.trains_on:
             self._lifecycle.progress.tag("checkpoint")
         # Newer releases give two futures, where staging goes on in the background too.
         future = getattr(result, "upload_completion", result)

@@ -24,12 +24,16 @@ if TYPE_CHECKING:
 
 Undo = Callable[[], None]
 
-# Module -> class and method, of what a training waits in. An iterator's start, which starts the workers, is one.
-# What subclasses, those of Accelerate among them, do beside is left out: they call these.
-WAITS: Mapping[str, tuple[tuple[str, str], ...]] = {
-    "torch.utils.data.dataloader": (("DataLoader", "__iter__"), ("_BaseDataLoaderIter", "__next__")),
-    "torchdata.stateful_dataloader.stateful_dataloader": (("StatefulDataLoader", "__iter__"),),
-    "torchdata.nodes.loader": (("LoaderIterator", "next"),),
+# Module -> class and method, of what a training waits in, and the attribute that has what its batches come from. An
+# iterator's start, which starts the workers, is one. What subclasses, those of Accelerate among them, do beside is left
+# out: they call these.
+WAITS: Mapping[str, tuple[tuple[str, str, str], ...]] = {
+    "torch.utils.data.dataloader": (
+        ("DataLoader", "__iter__", "dataset"),
+        ("_BaseDataLoaderIter", "__next__", "_dataset"),
+    ),
+    "torchdata.stateful_dataloader.stateful_dataloader": (("StatefulDataLoader", "__iter__", "dataset"),),
+    "torchdata.nodes.loader": (("LoaderIterator", "next", "loader"),),
 }
 
 
@@ -69,13 +73,13 @@ def watch(lifecycle: Lifecycle, undo: list[Undo]) -> None:
 
 @safely("time what fetches data")
 def _watch_module(lifecycle: Lifecycle, undo: list[Undo], module: ModuleType) -> None:
-    for class_name, method in WAITS[module.__name__]:
-        around = functools.partial(_around, lifecycle, method == "__iter__")
+    for class_name, method, source in WAITS[module.__name__]:
+        around = functools.partial(_around, lifecycle, source, method == "__iter__")
         undo += in_place.place_in([getattr(module, class_name)], method, around)[0]
 
 
-def _around(lifecycle: Lifecycle, starts: bool, original: Callable[..., Any]) -> Callable[..., Any]:
-    """`starts`: it is a loader that `original` is called of, and not its iterator."""
+def _around(lifecycle: Lifecycle, source: str, starts: bool, original: Callable[..., Any]) -> Callable[..., Any]:
+    """`starts`: it is a loader that `original` is called of, and not its iterator. `source`: its attribute."""
     loaders, steps = lifecycle.loaders, lifecycle.steps
     here, now = threading.get_ident, time.monotonic_ns
 
@@ -85,17 +89,19 @@ def _around(lifecycle: Lifecycle, starts: bool, original: Callable[..., Any]) ->
         inside = loaders.fetching or lifecycle.current is None or here() not in steps.trains_on
         if starts:
             lifecycle.loader_starts(self)
+        exhausted = False
         if not inside:
             loaders.fetching = True
             started = now()
         try:
             return original(self)
         except BaseException as error:
+            exhausted = isinstance(error, StopIteration)
             leave_no_trace(error)
             raise
         finally:
             if not inside:
                 loaders.fetching = False
-                steps.fetched(started, now())
+                steps.fetched(started, now(), id(self.__dict__.get(source)), exhausted)
 
     return wait

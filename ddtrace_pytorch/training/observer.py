@@ -52,6 +52,7 @@ class Training:
         self.more_of: Callable[[Step], Mapping[str, Fact]] = lambda step: {}
         self.more: Callable[[], Mapping[str, Fact]] = dict
         self.count = 0
+        self._told = 0
         self._sample = settings.step_sample
         self._clock = clock
         self._span = span
@@ -64,6 +65,7 @@ class Training:
         self._lately: deque[int] = deque(maxlen=COMPARED)
         self._took = Times()
         self._spent = Spent()
+        self._first: int | None = None
         self._told_at = clock.now()
         self._memory: Memory | None = None
         self._memory_read = 0
@@ -96,9 +98,13 @@ class Training:
         for left in range(len(self._ended) - 1, -1, -1):
             step, start, end, memory = self._ended.popleft()
             times = telling.spent(start, end)
-            self._took.add(times.wall)
-            self._spent = self._spent.and_then(times)
-            self._lately.append(times.wall)
+            if self._told:
+                self._took.add(times.wall)
+                self._spent = self._spent.and_then(times)
+                self._lately.append(times.wall)
+            else:
+                # With what is made, compiled and warmed up in it, it says nothing about the others.
+                self._first = times.wall
             regular = bool(self._sample) and (step.number or 0) % self._sample == 0
             self._tell(step, start[0], times, memory, regular or times.wall > slow or (last and not left))
         lost, self._lost = self._lost, 0
@@ -114,17 +120,19 @@ class Training:
         """Tell the totals since the last time."""
         took, self._took = self._took, Times()
         times, self._spent = self._spent, Spent()
+        first, self._first = self._first, None
         began, self._told_at = self._told_at, self._clock.now()
         more = self.more()
-        if took.count or more:
-            facts = telling.summary_facts(took, times, self._memory, more)
+        if took.count or first is not None or more:
+            facts = telling.summary_facts(took, times, first, self._memory, more)
             framework = str(self._span.facts().get("framework", "none"))
             self._put_summary(framework, began, self._told_at, facts)
 
     @safely("tell of the last steps before the end")
-    def farewell(self, interrupted: bool) -> None:
-        """The process may be about to die: tell what there is; where that has `interrupted` a step, of that one too."""
-        step, start, now = self._steps.leave()
+    def farewell(self, interrupted: bool, over: bool = False) -> None:
+        """The process may be about to die: tell what there is; where that has `interrupted` a step, of that one too.
+        `over`: nothing more is to come."""
+        step, start, now = self._steps.leave(over and not interrupted)
         unfinished = interrupted and step.number is not None
         self.beat(last=True)
         if unfinished:
@@ -134,9 +142,9 @@ class Training:
             step.sampled = False
         self.summarise()
 
-    def close(self, interrupted: bool) -> None:
-        """Tell what is left."""
-        self.farewell(interrupted)
+    def close(self, interrupted: bool, over: bool) -> None:
+        """Tell what is left; `over`: no other session goes on with it."""
+        self.farewell(interrupted, over)
         self._detach()
         if self._signals is not None:
             self._signals.close()
@@ -154,12 +162,13 @@ class Training:
         self, step: Step, start: int, times: Spent, memory: Memory | None, sampled: bool, unfinished: bool = False
     ) -> None:
         began = self._clock.from_monotonic(start)
+        first, self._told = not self._told, self._told + 1
         span = None
         # One that can't be told must not take the others along.
         try:
-            record = telling.step_record(step, began, times, memory, unfinished)
+            record = telling.step_record(step, began, times, memory, unfinished, first)
             if sampled:
-                facts = telling.step_facts(step, times, memory, unfinished)
+                facts = telling.step_facts(step, times, memory, unfinished, first)
                 name = f"step {step.number}"
                 step.sampled = True
                 facts |= self.more_of(step)

@@ -4,8 +4,10 @@ What is here runs on the thread that trains. It says which step is under way, an
 two readings of the time, and of what it was spent on; all else happens on the Pulse.
 
 A step is known to be over only when the next one's optimizer is about to step (:mod:`.step_rule`). It ended, then, when
-the next batch was asked for; or, where nobody asked for one, with its last optimizer. Until that is known, what happens
-counts as part of it, unless the step before ended like that.
+the next batch was asked for (:mod:`.feeding`); or, where nobody asked for one, with its last optimizer. Until that is
+known, what happens counts as part of it, unless the step before ended like that.
+
+The first one of a session begins where the user says so or its batch is asked for, else with the session.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Any, Protocol
 
 from ddtrace_pytorch.border import safely
 from ddtrace_pytorch.compiler import leave_uncompiled
+from ddtrace_pytorch.training.feeding import Feeding
 from ddtrace_pytorch.training.progress import Progress, Step
 from ddtrace_pytorch.training.step_rule import StepRule
 
@@ -54,7 +57,8 @@ class Steps:
     """The steps of this process, whatever sessions there are.
 
     `first` is called before the first optimizer step of a session, `every` after each. `collectives` gives the ns that
-    were spent in collectives; a session sets it, and the `listener`.
+    were spent in collectives; a session sets it, and the `listener`. `known`: it is no guess any more that the step
+    under way is one, and which.
     """
 
     def __init__(self, progress: Progress, first: Callable[[], object], every: Callable[[], object]) -> None:
@@ -77,7 +81,9 @@ class Steps:
         if self._by_hand:
             number, relative = self._open.number, self._open.relative
         self._rule = StepRule()
+        self._feeding: Feeding[Reading] = Feeding()
         self._fresh = True
+        self.known = self._by_hand
         self._inside: list[int] = []
         self._in_engine = 0
         self._engine_stepped = False
@@ -134,7 +140,9 @@ class Steps:
         if self.progress.step is not self._open and self._end is not None:
             self._finish(self._end)
             ended = True
-        if number != self._open.number:
+        if not self._begun_with_a_batch():
+            self._begin_here(number)
+        elif number != self._open.number:
             if self._rule.begun or self._by_hand:
                 after = (self._open.relative or 0) + 1
                 self._finish(self._reading(time.monotonic_ns()), Step(number, after if relative is None else relative))
@@ -147,27 +155,43 @@ class Steps:
             self._open.relative = relative
         # Who begins one step after the other by hand begins all of them, however many optimizers step in each.
         self._always_by_hand = self._always_by_hand or (ended and was_by_hand)
-        self._by_hand = True
+        self._by_hand = self.known = True
 
-    def fetched(self, started: int, ended: int) -> None:
-        """The thread that trains waited for data between two moments of the monotonic clock, in ns."""
-        if self._end is not None and not self._always_by_hand:
+    def fetched(self, started: int, ended: int, source: int = 0, exhausted: bool = False) -> None:
+        """The thread that trains waited for data between two moments of the monotonic clock, in ns. `source`: for whose
+        data, as a number; `exhausted`: there was none any more."""
+        if self._end is None:
+            if self.known:
+                self._feeding.feeds(source)
+            elif exhausted:
+                self._feeding.over(source)
+            else:
+                self._feeding.asked(source, self._reading(started))
+        elif not self._always_by_hand:
             self._asks_for_batches = True
-            if self.progress.step is self._open:
+            if self.progress.step is not self._open:
+                self._feeding.feeds_next(source)
+            elif exhausted:
+                self._feeding.over(source)
+            else:
                 # Asking for a batch begins the next step, unless another optimizer still steps in this one.
-                self._end = self._reading(started)
-                self._look_ahead()
+                begins = self._feeding.asked(source, self._reading(started))
+                if begins is not None:
+                    self._end = begins
+                    self._look_ahead()
         self.data_ns += ended - started
 
     def collected(self, took: int) -> None:
         """Garbage was collected for so many ns."""
         self.gc_ns += took
 
-    def leave(self) -> tuple[Step, Reading, Reading]:
-        """The session ends: a step that had ended, as far as one can tell now, is told of. Gives what is left: the step
-        under way, its start, and now."""
+    def leave(self, over: bool = False) -> tuple[Step, Reading, Reading]:
+        """The session ends: a step that had ended, as far as one can tell now, is told of; and where all is `over`, one
+        that the user began. Gives what is left: the step under way, its start, and now."""
         if self._end is not None:
             self._finish(self._end)
+        elif over and self._by_hand:
+            self._finish(self._reading(time.monotonic_ns()))
         return self._open, self._started, self._reading(time.monotonic_ns())
 
     def engine_entered(self, engine: Any) -> None:
@@ -219,11 +243,15 @@ class Steps:
         if self._fresh:
             self._first()
             self._fresh = False
+            self._begun_with_a_batch()
+            self.known = True
         self.trains_on.add(get_ident())
         if self._open.number is None:
             self._open.number = self._open.relative = 1
         if not self._always_by_hand and self._end is not None and self._rule.ends_before(optimizer):
-            self._finish(self._end)
+            self._finish(self._end if self.progress.step is not self._open else self._feeding.fed_by() or self._end)
+        else:
+            self._feeding.stepped()
         self.progress.step = self._open
         self._collectives_then = self.collectives()
         self._entered = time.monotonic_ns()
@@ -252,11 +280,27 @@ class Steps:
         self._started = end
         self._by_hand = False
         self._rule.ended()
+        self._feeding.ended()
         self._asked_for_batches, self._asks_for_batches = self._asks_for_batches, False
         turned, self._turned = self._turned, False
         if not turned:
             self.listener.turned()
         self.listener.ended(step, start, end)
+
+    def _begun_with_a_batch(self) -> bool:
+        """Whether anything is known of the step under way; where it is the first, a batch for it was asked for."""
+        began = None if self.known else self._feeding.fed_by()
+        if began is not None:
+            self._started = began
+            self._feeding.ended()
+        return self.known or began is not None
+
+    def _begin_here(self, number: int) -> None:
+        """So far it was the start-up."""
+        self._open.number = self._open.relative = None
+        self._open.sampled = False
+        self._open = self.progress.step = Step(number, 1)
+        self._started = self._reading(time.monotonic_ns())
 
     def _look_ahead(self) -> None:
         """What happens from here on belongs to the next step."""

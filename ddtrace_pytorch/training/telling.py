@@ -69,8 +69,10 @@ class Memory(NamedTuple):
         return {"device.memory.allocated": self.allocated, "device.memory.peak": self.peak}
 
 
-def step_record(step: Step, start: int, times: Spent, memory: Memory | None, unfinished: bool) -> dict[str, Any]:
-    """The record of type ``step`` of the run log; `start` in ns since the epoch."""
+def step_record(
+    step: Step, start: int, times: Spent, memory: Memory | None, unfinished: bool, first: bool
+) -> dict[str, Any]:
+    """The record of type ``step`` of the run log; `start` in ns since the epoch. `first`: of its session."""
     parts = {"data": times.data, "collective": times.collective, "optimizer": times.optimizer, "gc": times.garbage}
     record: dict[str, Any] = {
         "type": "step",
@@ -85,12 +87,14 @@ def step_record(step: Step, start: int, times: Spent, memory: Memory | None, unf
         record["metrics"] |= memory.facts()
     if step.tags:
         record["tags"] = list(step.tags)
+    if first:
+        record["first"] = True
     if unfinished:
         record["unfinished"] = True
     return record
 
 
-def step_facts(step: Step, times: Spent, memory: Memory | None, unfinished: bool) -> dict[str, Fact]:
+def step_facts(step: Step, times: Spent, memory: Memory | None, unfinished: bool, first: bool) -> dict[str, Fact]:
     """The tags and metrics of the span of one step."""
     facts: dict[str, Fact] = {"step": step.number or 0, "step.time_ms": times.wall / 1e6, **times.shares()}
     if step.relative is not None:
@@ -101,14 +105,21 @@ def step_facts(step: Step, times: Spent, memory: Memory | None, unfinished: bool
         facts |= memory.facts()
     if step.tags:
         facts["step.tags"] = ",".join(step.tags)
+    if first:
+        facts["step.first"] = "true"
     if unfinished:
         facts["step.unfinished"] = "true"
     return facts
 
 
-def summary_facts(took: Times, times: Spent, memory: Memory | None, more: Mapping[str, Fact]) -> dict[str, Fact]:
-    """The tags and metrics of the summary of the steps that `took` counts; `more`: what else there is to say."""
-    facts: dict[str, Fact] = {"pytorch.steps": took.count}
+def summary_facts(
+    took: Times, times: Spent, first: int | None, memory: Memory | None, more: Mapping[str, Fact]
+) -> dict[str, Fact]:
+    """The tags and metrics of the summary of the steps that `took` counts; `more`: what else there is to say. `first`:
+    if the session's first is among them, how long that took, in ns."""
+    facts: dict[str, Fact] = {"pytorch.steps": took.count + (first is not None)}
+    if first is not None:
+        facts["step.first_ms"] = first / 1e6
     if took.count:
         facts |= {f"step.time_ms.p{share}": took.percentile(share / 100) / 1e6 for share in (50, 95, 99)}
         facts |= {"step.time_ms.max": took.longest / 1e6, "step.per_second": took.count / (took.total / 1e9 or 1.0)}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from harness.agent import Agent
-from harness.job import PYTHON, Jobs, alone, environment, torchrun
+from harness.job import DDTRACE_RUN, PYTHON, Jobs, alone, environment, torchrun
 from harness.log import Record, of_type, rank_spans, records
 
 import ddtrace_pytorch
@@ -65,6 +65,64 @@ def test_the_first_record_of_a_process_by_itself_opens_a_session(jobs: Jobs, tmp
     assert rank["tags"]["pytorch.end_reason"] == "exit"
     found = identity(tmp_path / "log")
     assert (found["source"], found["metadata"]) == ("trainer", {"team": "vision", "run": "a:b"})
+
+
+WITHOUT_TORCH = """
+    import sys
+    import ddtrace_pytorch
+    from ddtrace_pytorch import event, scalar, set_step, span
+
+    set_step(7)
+    with span("rollout", prompts=64):
+        event("asked")
+        scalar({"reward": 0.5})
+    assert not {"torch", "ddtrace.contrib.internal.pytorch.patch"} & {*sys.modules}
+    if sys.argv[1:] == ["later"]:
+        import torch
+        from ddtrace_pytorch import instrumentation
+
+        assert instrumentation.is_on()
+        weight = torch.nn.Parameter(torch.ones(1))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        for _ in range(2):
+            weight.grad = torch.ones(1)
+            optimizer.step()
+        scalar({"loss": weight.sum()})
+        ddtrace_pytorch.unpatch()
+        assert not instrumentation.is_on() and "_datadog_patch" not in vars(torch)
+"""
+
+
+@pytest.mark.parametrize(
+    ("later", "settings", "recorded"),
+    [
+        ("never", {"DD_PATCH_MODULES": "pytorch:true"}, True),
+        ("later", {"DD_TRACE_PYTORCH_ENABLED": "true"}, True),
+        ("never", {}, False),
+    ],
+)
+def test_a_process_that_has_not_imported_torch_records(
+    jobs: Jobs, tmp_path: Path, later: str, settings: dict[str, str], recorded: bool
+) -> None:
+    log = tmp_path / "log"
+    done = jobs.run([*DDTRACE_RUN, *PYTHON, jobs.script(WITHOUT_TORCH), later], by_itself(log, **settings)).ok()
+    assert "ddtrace_pytorch" not in done.stderr
+    if not recorded:
+        assert not log.exists()
+        return
+    assert names(log) == ["asked", "rollout"]
+    assert [one["step"] for one in records(log) if one["type"] in ("event", "user_span")] == [7, 7]
+    (rank,) = rank_spans(log)
+    assert ("torch.version" in rank["tags"]) is (later == "later")
+    first, last = of_type(log, "identity")[0], of_type(log, "identity")[-1]
+    assert (first["device"], first["versions"]["torch"]) == (None, "")
+    # The last one is over with the process.
+    steps = [(one["step"], one.get("first", False)) for one in of_type(log, "step")]
+    assert steps == ([(7, True)] if later == "never" else [(7, True), (8, False)])
+    if later == "later":
+        assert last["device"]["device.kind"] == "cpu"
+        assert [one["metrics"] for one in of_type(log, "scalar")] == [{"reward": 0.5}, {"loss": pytest.approx(0.8)}]
+        assert rank["tags"]["pytorch.end_reason"] == "unpatched"
 
 
 def test_records_made_before_the_process_group_are_written_with_their_own_times(jobs: Jobs, tmp_path: Path) -> None:

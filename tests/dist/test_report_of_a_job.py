@@ -147,6 +147,80 @@ def test_the_rank_that_comes_late_to_each_all_reduce_is_named(jobs: Jobs, tmp_pa
     assert said[1] == said[2] == str(waiting["calls"])
 
 
+EPOCHS = """
+    import time
+    import torch
+    import torch.distributed as dist
+    from ddtrace_pytorch import event, scalar, span
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import DataLoader, Dataset
+
+    class Images(Dataset):
+        def __init__(self, seconds):
+            self.seconds = seconds
+
+        def __len__(self):
+            return 10
+
+        def __getitem__(self, index):
+            time.sleep(self.seconds)
+            return torch.ones(4)
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.save({}, f"{rank}.pt")
+    torch.load(f"{rank}.pt")
+    net = DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    training, evaluation = Images(0.05 if rank == 1 else 0), Images(0.01)
+    time.sleep(2)
+    event("ready")
+    for epoch in range(2):
+        for batch in DataLoader(training):
+            with span("forward"):
+                loss = net(batch).sum()
+            loss.backward()
+            optimizer.step()
+            scalar({"loss": loss})
+        for batch in DataLoader(evaluation):
+            net.module(batch)
+        event("evaluated")
+        torch.save(net.state_dict(), f"{rank}.pt")
+    dist.destroy_process_group()
+"""
+
+
+def test_a_short_job_names_the_slow_loader_and_tells_start_up_and_evaluation_apart(jobs: Jobs, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    jobs.run([*DDTRACE_RUN, *torchrun(2), jobs.script(EPOCHS)], traced(log)).ok()
+    for rank in (0, 1):
+        records = {kind: [one for one in of_type(log, kind) if f"rank-{rank:05d}" in one["_file"]]
+                   for kind in ("step", "event", "span")}  # fmt: skip
+        steps = {one["step"]: one for one in records["step"]}
+        assert list(steps) == list(range(1, 21))
+        assert [number for number, one in steps.items() if "first" in one] == [1]
+        ready, *evaluated = records["event"]
+        assert ready["ts"] <= steps[1]["start"], "to start up is no part of the first step"
+        assert [one["step"] for one in evaluated] == [10, 20]
+        assert [number for number, one in steps.items() if "checkpoint" in one.get("tags", ())] == [10, 20]
+        assert steps[10]["metrics"]["data_ns"] >= 10 * 10_000_000
+        loads = [one for one in records["span"] if one["tags"].get("checkpoint.op") == "torch.load"]
+        assert [one["metrics"].get("step") for one in loads] == [None]
+
+    attempt = the_attempt(log)
+    slow = attempt["steps"]["slow"][0]
+    assert (slow["rank"], slow["part"]) == (1, "data")
+    assert slow["ms"] == pytest.approx(sum(slow["parts"].values()))
+    assert slow["part_ms"] == slow["parts"]["data"]
+    recorded = attempt["recorded"]
+    assert [(one["name"], one["count"]) for one in recorded["spans"]] == [("forward", 40)]
+    assert [(one["name"], one["count"]) for one in recorded["scalars"]] == [("loss", 40)]
+    assert recorded["events"] == [{"name": "evaluated", "count": 4}, {"name": "ready", "count": 2}]
+    assert [(one["op"], one["count"]) for one in recorded["checkpoints"]] == [("torch.save", 6), ("torch.load", 2)]
+    shown = CliRunner().invoke(cli, ["report", str(log)]).output
+    assert re.search(r"rank 1 takes \S+ more of each step than the others: data loading \(\+\S+\)", shown), shown
+
+
 def test_a_job_with_collectives_off_says_so_and_one_with_all_lists_the_slowest(jobs: Jobs, tmp_path: Path) -> None:
     off, every = tmp_path / "off", tmp_path / "all"
     jobs.run([*DDTRACE_RUN, *torchrun(2), jobs.script(GROUP)], traced(off, DD_PYTORCH_COLLECTIVES="off")).ok()

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from harness.agent import Agent, Span
 from harness.job import DDTRACE_RUN, PYTHON, Jobs, environment, torchrun
-from harness.log import rank_spans
+from harness.log import of_type, rank_spans
+
+from ddtrace_pytorch.cli.main import cli
 
 pytestmark = pytest.mark.faults
 
@@ -48,7 +53,17 @@ def test_the_span_says_how_training_ended(agent: Agent, jobs: Jobs, tmp_path: Pa
     (on_disk,) = rank_spans(tmp_path / "log")
     assert (span["meta"]["pytorch.end_reason"], span["error"]) == (reason, error)
     assert (on_disk["tags"]["pytorch.end_reason"], on_disk["error"]) == (reason, error)
+    states = [one for one in of_type(tmp_path / "log", "state") if one["why"] == "exception"]
+    assert len(states) == error
     if error:
+        (state,) = states
+        assert re.fullmatch(r"/.*/train\.py:\d+ train", state["state"]["frames"][0])
+        assert re.fullmatch(r"/.*/train\.py:\d+ <module>", state["state"]["frames"][1])
+        (attempt,) = json.loads(CliRunner().invoke(cli, ["diagnose", "--json", str(tmp_path / "log")]).stdout)[
+            "attempts"
+        ]
+        assert attempt["first_failure"]["what"] == "raised OutOfData: epoch 3 is empty"
+        assert re.fullmatch(r"train\.py:\d+ train", attempt["first_failure"]["where"])
         assert "OutOfData: epoch 3 is empty" in result.stderr
         assert_is_the_exception(span)
         assert on_disk["tags"]["error.type"] == span["meta"]["error.type"]

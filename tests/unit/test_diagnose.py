@@ -114,7 +114,7 @@ def test_the_keys_of_the_json_are_the_documented_ones(killed: Path) -> None:
     assert list(data) == ["directory", "job", "attempts", "notes"]
     (attempt,) = data["attempts"]
     assert list(attempt) == ATTEMPT_KEYS.split()
-    assert list(attempt["first_failure"]) == ["at", "ranks", "cause", "what"]
+    assert list(attempt["first_failure"]) == ["at", "ranks", "cause", "what", "where", "frames"]
     assert list(attempt["verdict"]) == ["found", "at", "kind", "ranks", "waiting", "message", "culprits"]
     assert list(attempt["ranks"][0]) == RANK_KEYS.split()
     assert list(attempt["timeline"][0]) == ["at", "ranks", "what"]
@@ -134,6 +134,19 @@ def test_who_was_killed_before_anybody_waited_is_the_first_failure(tmp_path: Pat
         write(tmp_path, rank, [*beats(20), ended("signal:SIGTERM", 20.5)])
     judged = afterwards(last(tmp_path))
     assert judged == Given("gone", (1,), error=True, message="killed (SIGKILL, out of memory, abort() or os._exit())")
+
+
+def test_where_an_exception_was_raised_is_told(tmp_path: Path) -> None:
+    frames = ("/lib/python3.11/json/decoder.py:3 decode", "/job/train.py:88 load_batch", "/job/train.py:9 main")
+    own = stated(state_of(1, 41, 20, frames=frames), "exception")
+    write(tmp_path, 1, [*beats(20, 41), own, ended("exception", 20.4, ("train.OutOfData", "epoch 3 is empty\nreally"))])
+    for rank in (0, 2, 3):
+        write(tmp_path, rank, waited(rank))
+    first = last(tmp_path)["first_failure"]
+    assert (first["where"], first["frames"]) == ("train.py:88 load_batch", list(frames))
+    shown = run(tmp_path).stdout
+    assert "raised OutOfData: epoch 3 is empty, at train.py:88 load_batch." in shown.replace("\n", " ")
+    assert "Where rank 1 raised, innermost first\n  /lib/python3.11/json/decoder.py:3 decode\n" in shown
 
 
 def test_a_job_that_ended_well(tmp_path: Path) -> None:

@@ -45,7 +45,9 @@ def test_a_rank_whose_loader_is_slow_is_named_with_the_reason(tmp_path: Path) ->
     write(tmp_path, 1, [step(n, 100, data=2, collective=59, optimizer=5) for n in range(1, 101)])
     assert "rank 0 takes 58ms more of each step than the others: data loading (+58ms)" in report(tmp_path)
     (attempt,) = json.loads(report(tmp_path, "--json"))["attempts"]
-    assert attempt["steps"]["slow"] == [{"rank": 0, "ms": 58.0, "part": "data", "part_ms": 58.0}]
+    assert attempt["steps"]["slow"] == [
+        {"rank": 0, "ms": 58.0, "part": "data", "part_ms": 58.0, "parts": {"data": 58.0}}
+    ]
     first = attempt["steps"]["ranks"][0]
     assert (first["steps"], first["first_step"], first["last_step"], first["max_ms"]) == (100, 1, 100, 100.0)
     assert first["p50_ms"] == pytest.approx(100, rel=0.07)
@@ -76,7 +78,9 @@ def test_without_steps_nothing_is_said_of_them(tmp_path: Path) -> None:
 
 def of(rank: int, data: float, collective: float, optimizer: float = 0.1) -> RankSteps:
     compute = 1 - data - collective - optimizer
-    return RankSteps(rank, 10, 1, 10, 10.0, 100.0, 100.0, 100.0, 100.0, 100.0, data, collective, optimizer, compute)
+    return RankSteps(
+        rank, 10, None, 1, 10, 10.0, 100.0, 100.0, 100.0, 100.0, 100.0, data, collective, optimizer, compute
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,12 +93,54 @@ def of(rank: int, data: float, collective: float, optimizer: float = 0.1) -> Ran
             [of(rank, 0.1, 0.5) for rank in range(3)] + [of(3, 0.1, 0.1, 0.5), of(4, 0.5, 0.0)],
             [(4, "data"), (3, "optimizer")],
         ),
+        # The others wait for it in the backward pass.
+        ([of(0, 0.01, 0), of(1, 0.6, 0)], [(1, "data")]),
+        ([of(0, 0.01, 0), of(1, 0.6, 0), of(2, 0.01, 0), of(3, 0.01, 0)], [(1, "data")]),
         # Where nobody's collectives are seen everybody seems to be on its own all the time.
         ([of(rank, 0.1, 0.0) for rank in range(4)], []),
     ],
 )
 def test_who_is_slow(ranks: list[RankSteps], slow: list[tuple[int, str]]) -> None:
     assert [(one.rank, one.part) for one in slow_among(ranks)] == slow
+
+
+def test_what_a_slow_rank_takes_longer_adds_up() -> None:
+    ranks = [of(rank, 0.1, 0.1) for rank in range(3)] + [of(3, 0.6, 0.0), of(4, 0.2, 0.0, 0.2)]
+    ranks[3].mean_ms = 110.0
+    slow = slow_among(ranks)
+    assert [(one.rank, list(one.parts)) for one in slow] == [(3, ["data", "optimizer"]), (4, ["data", "optimizer"])]
+    assert all(sum(one.parts.values()) == pytest.approx(one.ms) for one in slow)
+    assert all(one.parts[one.part] == one.part_ms for one in slow)
+    told = io.StringIO()
+    render_steps(Steps(ranks, slow), Console(file=told, width=80))
+    assert "rank 3 takes 56ms more of each step than the others: data loading (+56ms)" in told.getvalue()
+    assert (
+        "rank 4 takes 20ms more of each step than the others: data loading (+10ms), the optimizer (+10ms)"
+        in " ".join(told.getvalue().split())
+    )
+
+
+def test_the_first_step_says_nothing_about_the_others(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        own = {"data": 30 * rank, "collective": 30 * (1 - rank)}
+        first = {**step(1, 12_300, collective=12_000 * rank), "first": True}
+        write(tmp_path, rank, [first, *(step(n, 40, **own) for n in range(2, 21))])
+    write(tmp_path, 2, [{**step(1, 12_300, data=123), "first": True}])
+    told = report(tmp_path)
+    assert "rank 1 takes 30ms more of each step than the others: data loading (+30ms)" in told
+    assert "12.3s" in told
+    (attempt,) = json.loads(report(tmp_path, "--json"))["attempts"]
+    one, _, by_itself = attempt["steps"]["ranks"]
+    assert (one["steps"], one["first_ms"], one["max_ms"], one["share_collective"]) == (20, 12_300.0, 40.0, 0.75)
+    assert (one["first_step"], one["mean_ms"], one["per_second"]) == (1, 40.0, 25.0)
+    assert (by_itself["steps"], by_itself["max_ms"], by_itself["share_data"]) == (1, 12_300.0, 0.01)
+
+
+def test_what_is_piped_is_not_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, 0, [step(n, 123.4, data=60, collective=1, optimizer=5) for n in range(1, 101)])
+    monkeypatch.delenv("COLUMNS", raising=False)
+    header = next(one for one in report(tmp_path).splitlines() if "p95" in one)
+    assert header.split() == "Rank Steps First Per s p50 p95 Max Data Collect. Optim. Compute".split()
 
 
 def test_of_a_thousand_ranks_the_slow_ones_are_shown(tmp_path: Path) -> None:

@@ -249,6 +249,33 @@ def test_steps_of_a_process_without_an_optimizer(watched: Watched) -> None:
         watched.steps.set(number)
     assert watched.ended() == [7, 8]
     assert watched.progress.step.number == 9
+    watched.steps.leave(over=True)
+    assert watched.heard.numbers == [7, 8, 9], "the last one is over with the process"
+
+
+def test_what_the_user_numbers_first_begins_there(watched: Watched) -> None:
+    watched.steps.begin_anew(1)
+    before, began = watched.progress.step, watched.steps._started
+    watched.progress.tag("loaded")
+    assert not watched.steps.known
+    watched.steps.set(1)
+    assert watched.steps.known
+    assert watched.steps._started > began, "to start up is no part of it"
+    assert before.number is None
+    assert not watched.progress.step.tags
+    train(net := model(), SGD(net.parameters(), lr=0.1), 2)
+    assert watched.ended() == [1, 2]
+
+
+def test_a_first_batch_begins_the_first_step(watched: Watched) -> None:
+    watched.steps.begin_anew(1)
+    for at in (100, 200):
+        watched.steps.fetched(at, at + 1, source=1)
+    assert not watched.steps.known
+    train(net := model(), SGD(net.parameters(), lr=0.1))
+    assert watched.steps.known
+    assert watched.ended() == [1]
+    assert [start.at for _, start, _ in watched.heard.steps] == [100]
 
 
 def test_a_number_set_before_the_session_is_its_first(watched: Watched) -> None:
@@ -367,3 +394,76 @@ def test_nothing_of_ours_is_left_in_torch() -> None:
     assert before == (dict(module._global_optimizer_pre_hooks), dict(module._global_optimizer_post_hooks))
     step()
     assert watched.every == 1
+
+
+class Loaders:
+    """Loaders that are iterated; each fetch takes one and comes ten after the one before."""
+
+    def __init__(self, watched: Watched) -> None:
+        self.watched = watched
+        self.net = model()
+        self.optimizer = SGD(self.net.parameters(), lr=0.1)
+        self.now = 0
+        watched.steps.begin_anew(1)
+
+    def fetch(self, *sources: int, exhausted: bool = False) -> None:
+        for source in sources:
+            self.now += 10
+            self.watched.steps.fetched(self.now, self.now + 1, source, exhausted)
+
+    def train(self, *sources: int, steps: int = 1) -> None:
+        for _ in range(steps):
+            self.fetch(*sources)
+            train(self.net, self.optimizer)
+
+    def evaluate(self, source: int, to_the_end: bool = True) -> None:
+        self.fetch(*[source] * 5)
+        if to_the_end:
+            self.fetch(source, exhausted=True)
+
+    def ended(self) -> list[tuple[int | None, list[str], int]]:
+        self.watched.steps.leave()
+        return [
+            (step.number, list(step.tags), (end.data - start.data)) for step, start, end in self.watched.heard.steps
+        ]
+
+
+@pytest.mark.parametrize("to_the_end", [True, False])
+@pytest.mark.parametrize("sources", [(1,), (1, 2)])
+@pytest.mark.parametrize("anew", [False, True])
+def test_an_evaluation_is_part_of_the_step_that_it_follows(
+    watched: Watched, to_the_end: bool, sources: tuple[int, ...], anew: bool
+) -> None:
+    """`anew`: the loaders of each epoch are others."""
+    loaders, many = Loaders(watched), len(sources)
+    evaluation = [50, 60, 70]
+    for epoch in range(3):
+        loaders.train(*(source + anew * 10 * epoch for source in sources), steps=4)
+        loaders.fetch(sources[0] + anew * 10 * epoch, exhausted=True)
+        loaders.evaluate(evaluation[epoch], to_the_end)
+        watched.progress.tag(f"evaluated {watched.progress.step.number}")
+    evaluated = 5 + to_the_end
+    expected = []
+    for number in range(1, 13):
+        tags = [f"evaluated {number}"] if number % 4 == 0 else []
+        # What comes after the last step is none of it.
+        expected.append((number, tags, many + (1 + evaluated if tags and number < 12 else 0)))
+    assert loaders.ended() == expected
+
+
+def test_who_evaluates_in_the_middle_of_an_epoch_goes_on_where_it_was(watched: Watched) -> None:
+    loaders = Loaders(watched)
+    for _ in range(3):
+        loaders.train(1, steps=2)
+        loaders.evaluate(9)
+    assert [data for *_, data in loaders.ended()] == [1, 7, 1, 7, 1, 1]
+
+
+def test_a_batch_may_do_for_several_steps(watched: Watched) -> None:
+    loaders = Loaders(watched)
+    for _ in range(3):
+        loaders.train(1)
+        loaders.train(steps=2)
+    assert [(number, data) for number, _, data in loaders.ended()] == [
+        (number, int(number % 3 == 1)) for number in range(1, 10)
+    ]
