@@ -159,9 +159,11 @@ class OnGpu:
         """Record what has arrived. On a thread that trains, or after the last has."""
         coming = self._coming
         device = self._device
-        if not coming or device is None or device.capturing() or not self._looking.acquire(blocking=False):
+        if not coming or device is None or self._looking.locked() or device.capturing():
             return
-        try:
+        # Nobody waits here, but for an instant where two threads come at once. To try for the lock and release it in
+        # `finally` would leave it locked where a signal's handler raises in between.
+        with self._looking:
             while coming and most:
                 first = coming[0]
                 while first.events and device.passed(first.events[-1]):
@@ -175,8 +177,6 @@ class OnGpu:
                     first.numbers[name] = int(number) if isinstance(number, bool) else number
                     self._free.append(slot)
                 recorder.add(first.row)
-        finally:
-            self._looking.release()
 
     def finish(self, recorder: Recorder, seconds: float) -> None:
         """Record what arrives within so many seconds, and count the rest."""
