@@ -76,6 +76,9 @@ class Cuda:
         with without_dispatch(self._torch):
             source = tensor.detach() if tensor.requires_grad else tensor
             view.copy_(source.reshape(()) if source.dim() else source, non_blocking=True)
+            # Where it was made on another stream, and is freed at once, its memory must not be given away there before
+            # it is copied here. On the stream that it was made on this does nothing.
+            source.record_stream(self._torch.cuda.current_stream(source.device))
 
     def mark(self, tensor: Any) -> Any:
         free = self._events.setdefault(tensor.device, deque())
