@@ -99,8 +99,8 @@ def test_scalars_on_a_gpu(jobs: Jobs, tmp_path: Path) -> None:
     assert numbers.pop("behind") == [float(number) for number in range(1, 101)]
     assert numbers == {
         "warm": [0.0], "torch.float64": [1.0], "torch.bfloat16": [1.0], "torch.float16": [1.0], "torch.int32": [1],
-        "torch.bool": [1], "inference": [1.0], "nan": ["NaN"], "inf": ["-Infinity"], "graph": [0.0], "pending": [1.0], "freed": [7.0],
-        "host": [5], "after": [2.0],
+        "torch.bool": [1], "inference": [1.0], "nan": ["NaN"], "inf": ["-Infinity"], "graph": [0.0], "pending": [1.0],
+        "freed": [7.0], "host": [5], "after": [2.0],
     }  # fmt: skip
     (drop,) = of_type(log, "drop")
     assert (drop["reason"], drop["count"]) == ("scalars during graph capture", 1)
