@@ -181,7 +181,13 @@ def end(opened: Open, error: BaseException | None, failed: Failure | None = None
         now = monotonic_ns()
         if opened.took >= 0:
             return
-        leave(opened)
+        thread = opened.thread
+        # As `leave` does it, which would take a call.
+        if current.get() is opened is thread.innermost:
+            current.set(opened.parent)
+            thread.innermost = opened.parent
+        else:
+            leave(opened)
         opened.took = now - opened.started
         recorder = switch.recorder
         if recorder is None:
@@ -203,7 +209,7 @@ def end(opened: Open, error: BaseException | None, failed: Failure | None = None
                 tags.tags_of(step) if step.tags or tags.in_tasks else NONE,
                 opened.code,
                 opened.instruction,
-                opened.thread.name,
+                thread.name,
                 task_number() if running_loop() is not None else None,
                 opened.parent,
                 None,
@@ -279,7 +285,9 @@ def _is_around(outer: Open, inner: Open | None) -> bool:
 
 def surrounding(thread: Here) -> Open | None:
     """The span that `thread`, this one, is in. Autograd's threads are in that of the thread they work for."""
-    outer = _not_lost(current.get())
+    outer = current.get()
+    if outer is not None:
+        outer = _not_lost(outer)
     if outer is None and thread.foreign and here.main is not None:
         outer = _not_lost(here.main.innermost)
         return outer if outer is not None and outer.took < 0 else None
