@@ -15,20 +15,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from operator import index
 from sys import _getframe
 from typing import cast
 
 from ddtrace_pytorch.border import complain, safely
 from ddtrace_pytorch.records import switch
-from ddtrace_pytorch.records.attributes import NOTHING, plain, text
+from ddtrace_pytorch.records.attributes import NAME_LIMIT, NOTHING, plain, short_name, text, whole
 from ddtrace_pytorch.records.notes import row
 from ddtrace_pytorch.records.recorder import EVENT, SCALAR
-from ddtrace_pytorch.records.scalars import split
+from ddtrace_pytorch.records.scalars import mapped, split
 from ddtrace_pytorch.records.tags import tag
 from ddtrace_pytorch.records.user_span import Span
 
 __all__ = ["Span", "event", "scalar", "set_step", "span", "step_tag"]
+
+# Where the user's code is as deep as it may go, a RecursionError passes in silence: there is no room to say anything,
+# and the next call of the user's raises its own.
 
 # Dynamo knows this one, also around a break of the graph.
 _NO_SPAN = cast("Span", contextlib.nullcontext())
@@ -55,13 +57,15 @@ def span(name: str, /, **attributes: object) -> Span:
     .. versionadded:: 0.2
     """
     if type(name) is not str:
-        name = text(name, "the name of a span")
+        name = text(name, "span", "its name")
     if switch.compiling():
         return _NO_SPAN
-    if not attributes:
-        return Span(name, NOTHING)
     try:
-        return Span(name, plain(attributes))
+        if len(name) > NAME_LIMIT:
+            name = short_name(name)
+        return Span(name, plain(attributes) if attributes else NOTHING)
+    except RecursionError:
+        return _NO_SPAN
     except Exception as error:
         complain("keep a span's attributes", error)
         return Span(name, NOTHING)
@@ -76,18 +80,22 @@ def event(name: str, /, **attributes: object) -> None:
     .. versionadded:: 0.2
     """
     if type(name) is not str:
-        name = text(name, "the name of an event")
+        name = text(name, "event", "its name")
     if switch.compiling():
         return
     recorder = switch.recorder
     if recorder is None:
         return
     try:
+        if len(name) > NAME_LIMIT:
+            name = short_name(name)
         values = plain(attributes) if attributes else NOTHING
         frame = _getframe(1)
         found = row(recorder, EVENT, name, values, frame.f_code, frame.f_lasti)
         if found is not None:
             recorder.add(found)
+    except RecursionError:
+        pass
     except Exception as error:
         complain("record an event", error)
 
@@ -103,19 +111,19 @@ def scalar(values: Mapping[str, object], /, *, step: int | None = None) -> None:
 
     .. versionadded:: 0.2
     """
-    if type(values) is not dict and not isinstance(values, Mapping):
-        raise TypeError(f"scalars are given as a dict of numbers by name, not as {type(values).__name__}")
     if switch.compiling():
         return
-    of_step = None if step is None else (index(step), None)
+    if type(values) is not dict:
+        values = mapped(values)
+    of_step = None if step is None else (whole(step, "scalar", "step"), None)
+    for name in values:
+        if type(name) is not str:
+            text(name, "scalar", "names of numbers")
     recorder = switch.recorder
     if recorder is None:
-        for name in values:
-            if type(name) is not str:
-                text(name, "the name of a scalar")
         return
-    numbers, on_gpu, others = split(values)
     try:
+        numbers, on_gpu, others = split(values)
         frame = _getframe(1)
         found = row(recorder, SCALAR, "", numbers, frame.f_code, frame.f_lasti, others, of_step)
         if found is None:
@@ -124,6 +132,8 @@ def scalar(values: Mapping[str, object], /, *, step: int | None = None) -> None:
             recorder.on_gpu.put(recorder, found, numbers, on_gpu)
         else:
             recorder.add(found)
+    except RecursionError:
+        pass
     except Exception as error:
         complain("record a scalar", error)
 
@@ -140,12 +150,16 @@ def set_step(number: int, /, *, relative_step: int | None = None) -> None:
     """
     if switch.compiling():
         return
-    number, relative_step = index(number), None if relative_step is None else index(relative_step)
+    number = whole(number, "set_step", "the step's number")
+    if relative_step is not None:
+        relative_step = whole(relative_step, "set_step", "relative_step")
     recorder = switch.recorder
     if recorder is None:
         return
     try:
         recorder.set_step(number, relative_step)
+    except RecursionError:
+        pass
     except Exception as error:
         complain("begin a step", error)
 
@@ -161,7 +175,7 @@ def step_tag(word: str, /) -> None:
     .. versionadded:: 0.2
     """
     if type(word) is not str:
-        word = text(word, "a step's tag")
+        word = text(word, "step_tag", "a word")
     if switch.compiling():
         return
     recorder = switch.recorder
@@ -169,6 +183,8 @@ def step_tag(word: str, /) -> None:
         return
     try:
         tag(recorder.progress, word)
+    except RecursionError:
+        pass
     except Exception as error:
         complain("tag a step", error)
 

@@ -6,12 +6,16 @@ import functools
 import logging
 import traceback
 from collections.abc import Callable
+from types import FrameType
 from typing import ParamSpec, TypeVar
 
 log = logging.getLogger("ddtrace_pytorch")
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_PACKAGE = __name__.partition(".")[0]
+_VARARGS = 0x04  # as `inspect` has it, which takes long to import
 
 _said: set[str] = set()
 _speaker = "ddtrace_pytorch"
@@ -43,20 +47,51 @@ def in_words(error: BaseException) -> str:
     return words.strip()
 
 
-def complain(what: str, error: Exception) -> None:
-    """Say once that we could not do `what`: in ``except``, where :func:`safely` would cost a call."""
-    why = in_words(error)
+def pass_on(error: BaseException) -> None:
+    """In ``except``: raise again what is not ours.
+
+    That is KeyboardInterrupt and the like, and whatever the user's code raised that Python runs in the midst of ours: a
+    signal's handler, or a debugger. It is told by what it was given, the frame that it interrupts.
+    """
+    if not isinstance(error, Exception):
+        raise
+    interrupted: list[FrameType] = []
+    trace = error.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        if interrupted and not str(frame.f_globals.get("__name__")).startswith(_PACKAGE):
+            for given in _arguments(frame):
+                if any(given is one for one in interrupted):
+                    raise
+        interrupted.append(frame)
+        trace = trace.tb_next
+
+
+def _arguments(frame: FrameType) -> list[object]:
+    code, found = frame.f_code, frame.f_locals
+    many = code.co_argcount + code.co_kwonlyargcount
+    given = [found.get(name) for name in code.co_varnames[:many]]
+    if code.co_flags & _VARARGS:
+        given += found.get(code.co_varnames[many], ())
+    return given
+
+
+def complain(what: str, error: BaseException) -> None:
+    """Say once that we could not do `what`: in ``except``, where :func:`safely` would cost a call. What is not ours
+    passes on."""
+    pass_on(error)
     try:
+        why = in_words(error)
         warn_once(f"could not {what}; training goes on without it ({why})", exc_info=log.isEnabledFor(logging.DEBUG))
-    except Exception:
-        pass  # the user's log handler raised, and nobody is left to tell
+    except Exception as broken:
+        pass_on(broken)  # else the user's log handler raised, and nobody is left to tell
 
 
 def safely(what: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
     """Make a function of ours safe to call from user code: a failure is logged once and gives None.
 
-    `what` completes the sentence "could not ...". Only :class:`Exception` is caught: KeyboardInterrupt and
-    SystemExit are the user's.
+    `what` completes the sentence "could not ...". Only :class:`Exception` is caught, and of that nothing that the
+    user's signal handlers raise: KeyboardInterrupt and SystemExit are the user's.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R | None]:
@@ -65,7 +100,10 @@ def safely(what: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
             try:
                 return function(*args, **kwargs)
             except Exception as error:
-                complain(what, error)
+                try:
+                    complain(what, error)
+                except RecursionError:
+                    pass  # the user's code is as deep as it may go: there is no room to say anything
                 return None
 
         return guarded

@@ -52,6 +52,7 @@ _TO_THE_END = (
     "ddtrace_pytorch.records.tags",
     "ddtrace_pytorch.records.user_span",
     "ddtrace_pytorch.sampling",
+    "ddtrace_pytorch.stack",
 )
 
 

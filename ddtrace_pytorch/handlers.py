@@ -45,13 +45,12 @@ class Handlers:
         # What was taken from the queue and not yet handed over.
         self._batch: deque[Record] = deque()
         self._drains: deque[threading.Event] = deque()
-        self._closing = False
-        self._given_up = False
+        self._closing = self._given_up = self._ended = False
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Start the thread; after :meth:`close`, for what comes late, with new handlers."""
-        self._closing = self._given_up = False
+        self._closing = self._given_up = self._ended = False
         self._handlers = None
         self._thread = threading.Thread(target=self._run, name="ddtrace_pytorch.handlers", daemon=True)
         self._thread.start()
@@ -71,6 +70,8 @@ class Handlers:
         """Hand over all that waits; whether they had taken it within `timeout` seconds."""
         done = threading.Event()
         self._drains.append(done)
+        if self._ended:
+            done.set()
         self.wake()
         return done.wait(timeout)
 
@@ -103,10 +104,16 @@ class Handlers:
             last = self._closing
             waiting = len(self._drains)
             self._work(last)
-            for _ in range(waiting):
-                self._drains.popleft().set()
+            self._release(waiting)
         for handler in self._handlers or ():
             handler.close()
+        # Before the last are released: a drain that comes after that finds it set.
+        self._ended = True
+        self._release(len(self._drains))
+
+    def _release(self, drains: int) -> None:
+        for _ in range(drains):
+            self._drains.popleft().set()
 
     @safely("hand records to the handlers")
     def _work(self, last: bool) -> None:
@@ -169,16 +176,30 @@ class _Handler:
         return True
 
 
+def factory_at(path: str) -> Callable[..., Any]:
+    """The factory at `path`, ``package.module:factory`` or ``package.module.factory``; raises what importing raises.
+
+    Raises:
+        ValueError: it is no such path.
+        TypeError: what is there can't be called.
+    """
+    module, colon, name = path.partition(":")
+    if not colon:
+        module, _, name = path.rpartition(".")
+    if not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
+        raise ValueError("it has not the form package.module:factory")
+    factory: Any = importlib.import_module(module)
+    for part in name.split("."):
+        factory = getattr(factory, part)
+    if not callable(factory):
+        raise TypeError(f"it is {type(factory).__name__}, which can't be called")
+    return cast("Callable[..., Any]", factory)
+
+
 def _made(path: str, identity: dict[str, Any]) -> Handle | None:
-    """What the factory at `path` gives, ``package.module:factory`` or ``package.module.factory``."""
+    """What the factory at `path` gives."""
     try:
-        module, colon, name = path.partition(":")
-        if not colon:
-            module, _, name = path.rpartition(".")
-        factory: Any = importlib.import_module(module)
-        for part in name.split("."):
-            factory = getattr(factory, part)
-        handle = factory(decode(encode(identity)))
+        handle = factory_at(path)(decode(encode(identity)))
         if not callable(handle):
             raise TypeError(f"it gave {type(handle).__name__}, which can't be called")
     except Exception as error:

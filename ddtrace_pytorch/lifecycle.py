@@ -249,9 +249,12 @@ class Lifecycle:
         from ddtrace_pytorch.records import before
         from ddtrace_pytorch.settings import load
 
-        if self.current is not None or self._ended is not None or not self._attending.acquire(blocking=False):
+        if self.current is not None or self._ended is not None or self._attending.locked():
             return
-        try:
+        # By `with`: a signal's handler that raises between a lock's taking and a `try` would leave it locked.
+        with self._attending:
+            if self.current is not None:
+                return
             if before.works_for_a_loader():
                 switch.recorder = None
                 return
@@ -259,8 +262,6 @@ class Lifecycle:
             self._before = self._before or before.Before(load().source)
             if self._before.is_over(os.environ):
                 self._open_alone()
-        finally:
-            self._attending.release()
 
     @safely("tell what was recorded without a session")
     def _tell_what_waits(self) -> None:

@@ -431,11 +431,11 @@ class Session:
         self._training.beat()
         steps = self._training.count
         beat: dict[str, Any] = {"type": "beat", "ts": self._clock.now(), "seq": self._beats, "steps": steps}
-        self.span.learn({"pytorch.steps": steps})
+        learnt: dict[str, Fact] = {"pytorch.steps": steps}
         if self._collectives is not None:
             self._collectives.beat()
-            beat["calls"] = self._collectives.calls()
-            self.span.learn({"pytorch.collective_calls": beat["calls"]})
+            learnt["pytorch.collective_calls"] = beat["calls"] = self._collectives.calls()
+        self.span.learn(learnt)
         if self._records is not None:
             self._records.beat()
         self._exporter.put(beat | self._lookout.beat())

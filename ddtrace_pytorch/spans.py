@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ddtrace_pytorch.border import pass_on
+from ddtrace_pytorch.classes import module_of, qualified_name_of
+
 # What a span says of itself: text becomes a tag, a number a metric.
 Fact = str | int | float
 
@@ -138,6 +141,7 @@ def describe_error(error: BaseException) -> dict[str, str]:
         message = str(error)
         stack = "".join(traceback.format_exception(type(error), error, error.__traceback__, limit=-STACK_FRAMES))
     except Exception as broken:
+        pass_on(broken)
         message, stack = f"(its text raised {type(broken).__name__})", ""
     tags = {"error.type": type_name(error), "error.message": message[:MESSAGE_LIMIT]}
     return tags | {"error.stack": stack[-STACK_LIMIT:]}
@@ -146,4 +150,5 @@ def describe_error(error: BaseException) -> dict[str, str]:
 def type_name(error: BaseException) -> str:
     """What ddtrace calls the type of `error`."""
     kind = type(error)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    module, name = module_of(kind), qualified_name_of(kind)
+    return name if module == "builtins" else f"{module}.{name}"

@@ -328,6 +328,19 @@ def _log(facts: Facts) -> Iterator[Line]:
         yield GOOD, text
 
 
+def _handlers(facts: Facts) -> Iterator[Line]:
+    answer = facts.answers["handlers"]
+    todo = "correct or unset DD_PYTORCH_LOG_HANDLERS, or have PYTHONPATH name the directory that the module is in"
+    if "error" in answer:
+        yield BAD, f"the factories in DD_PYTORCH_LOG_HANDLERS could not be imported: {answer['error']}", todo
+        return
+    for found in answer["handlers"]:
+        if found["why"] is None:
+            yield GOOD, f"{found['path']} is there"
+        else:
+            yield BAD, f"{found['path']} is not to be had from here: {found['why']}", todo
+
+
 def _log_trouble(facts: Facts) -> str | None:
     answer = facts.answers["log"]
     why: str | None = answer.get("error") or answer["why"]
@@ -394,6 +407,7 @@ RULES: dict[str, Callable[[Facts], Iterator[Line]]] = {
     "Instrumentation": _instrumentation,
     "Agent": _agent,
     "Run log": _log,
+    "Handlers": _handlers,
     "GPU": _gpu,
     "Job": _job,
     "Settings": _settings,

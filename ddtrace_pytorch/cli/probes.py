@@ -117,6 +117,22 @@ def log() -> Answer:
                 pass  # not made after all, or used by somebody by now
 
 
+def handlers() -> Answer:
+    """Whether each of the factories in DD_PYTORCH_LOG_HANDLERS is to be had; `why` says what is wrong, or is null."""
+    from ddtrace_pytorch import settings
+    from ddtrace_pytorch.handlers import factory_at
+
+    found = []
+    for path in settings.load().log_handlers:
+        why = None
+        try:
+            factory_at(path)
+        except Exception as error:
+            why = in_words(error)
+        found.append({"path": path, "why": why})
+    return {"handlers": found}
+
+
 # Name -> how it is run. The interpreter of `instrumentation` is started as `ddtrace-run python x.py` starts it.
 PROBES: dict[str, Sequence[str]] = {
     torch.__name__: PYTHON,
@@ -124,6 +140,7 @@ PROBES: dict[str, Sequence[str]] = {
     agent.__name__: PYTHON,
     gpu.__name__: PYTHON,
     log.__name__: PYTHON,
+    handlers.__name__: PYTHON,
 }
 
 

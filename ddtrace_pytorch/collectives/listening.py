@@ -16,7 +16,7 @@ from numbers import Integral
 from time import monotonic_ns
 from typing import Any, Protocol
 
-from ddtrace_pytorch.border import leave_no_trace, safely
+from ddtrace_pytorch.border import leave_no_trace, pass_on, safely
 from ddtrace_pytorch.collectives import sizes
 from ddtrace_pytorch.collectives.surface import Kind, Operation
 from ddtrace_pytorch.ledger import Group, Ledger
@@ -144,7 +144,8 @@ class Listening:
             names = {**vars(sizes), **arguments, "here": group}
             try:
                 size = None if operation.kind is Kind.OBJECTS else eval(size_of, names)
-            except Exception:
+            except Exception as error:
+                pass_on(error)
                 size = None  # no tensor: torch will say so, or has its reasons
             return Call(
                 operation=operation,

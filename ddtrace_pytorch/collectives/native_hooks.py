@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol
 
-from ddtrace_pytorch.border import safely
+from ddtrace_pytorch.border import pass_on, safely
 from ddtrace_pytorch.collectives.in_flight import InFlight, Slot
 from ddtrace_pytorch.collectives.sizes import for_others, total
 from ddtrace_pytorch.collectives.surface import BY_NATIVE_NAME, SCATTERS
@@ -227,7 +227,8 @@ class NativeHooks:
             name, numbered, read = families[issued.name]
             try:
                 operation, size = read(issued, here)
-            except Exception:  # a tensor without a size, such as a sparse one
+            except Exception as error:  # a tensor without a size, such as a sparse one
+                pass_on(error)
                 operation, size = name, None
             cell = cells.get(operation) or find(operation, numbered)
             if cell is None:

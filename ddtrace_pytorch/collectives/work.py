@@ -8,7 +8,7 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import Any
 
-from ddtrace_pytorch.border import leave_no_trace
+from ddtrace_pytorch.border import leave_no_trace, pass_on
 from ddtrace_pytorch.collectives.in_flight import Awaited, InFlight
 from ddtrace_pytorch.in_place import stand_aside
 from ddtrace_pytorch.ledger import Cell
@@ -62,8 +62,9 @@ class Waits:
             if slot.call is None:
                 try:
                     of = pending.pop(reference(self), None)
-                except Exception:
-                    pass  # of a class of the user's own, without a hash: none of those that are followed
+                except Exception as error:
+                    pass_on(error)
+                    # It is of a class of the user's own, without a hash: none of those that are followed.
             if of is None:
                 try:
                     return original(self, *arguments, **named)

@@ -133,7 +133,7 @@ class Handler(logging.Handler):
     def _scalar(self, recorder: Recorder, record: logging.LogRecord, made: _Made, line: Any) -> None:
         number = as_number(getattr(record, "value", None))
         if number is not None:
-            name = short_name(text(getattr(record, "event_name", None), "the name of a scalar"))
+            name = short_name(text(getattr(record, "event_name", None), "torchtitan", "the name of a scalar"))
             self._note(recorder, SCALAR, "", {name: number}, made, line)
 
     def _note(self, recorder: Recorder, kind: str, name: str, values: dict[str, Any], made: _Made, line: Any) -> None:
@@ -159,7 +159,7 @@ class Handler(logging.Handler):
         if made.elsewhere:
             opened: Open | None = _begun(recorder, name, made, mine.open[-1] if mine.open else None)
         else:
-            opened = begin(recorder, Span(name, NOTHING), made.place, 0, itself=True)
+            opened = begin(recorder, Span(name, NOTHING), made.place, 0)
         if opened is not None:
             mine.open.append(opened)
 

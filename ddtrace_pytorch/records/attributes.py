@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from operator import index
 from typing import Any
+
+from ddtrace_pytorch.border import pass_on
+from ddtrace_pytorch.classes import module_of, name_of
 
 Plain = str | int | float | bool | None
 
@@ -19,14 +23,15 @@ NAME_LIMIT = 200
 # Bits: a longer number is no number anybody reads, and takes its time to be written.
 NUMBER_LIMIT = 1_024
 MOST = 64
+# Characters of a value that is shown in a message.
+SHOWN = 40
+# Functions of ours that are decorators too.
+DECORATORS = ("span",)
 # Characters of what is said of an array's type, which may have hundreds of fields.
 KIND_LIMIT = 200
 
-_CONTAINERS = frozenset((dict, list, tuple, set, frozenset, bytes, bytearray))
-# What the class itself says, past any metaclass of the user's.
-_name_of = type.__dict__["__name__"].__get__
-_module_of = type.__dict__["__module__"].__get__
-
+_CONTAINERS = (dict, list, tuple, set, frozenset, bytes, bytearray)
+_SHOWN = (int, float, bool, complex, bytes, type(None))
 NOTHING: dict[str, Plain] = {}
 
 
@@ -54,15 +59,43 @@ def one(value: object) -> Plain:
     return described(value)
 
 
-def text(value: object, what: str) -> str:
-    """`value` as plain text.
+def text(value: object, function: str, what: str) -> str:
+    """`value` as a plain name, which that `function` of ours was given as `what`.
 
     Raises:
-        TypeError: it is none; says `what` should be.
+        TypeError: it is no text.
     """
-    if not isinstance(value, str):
-        raise TypeError(f"{what} is a str, not {type(value).__name__}")
+    kind = type(value)
+    if not issubclass(kind, str):
+        hint = f': use @{function}("name")' if function in DECORATORS and callable(value) else ""
+        raise TypeError(f"{function}() takes {what} as a str, not {given(value)}{hint}")
     return str.__str__(value)
+
+
+def whole(value: object, function: str, what: str) -> int:
+    """`value` as a whole number, likewise.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if type(value) is int:
+        return value
+    try:
+        return int(index(value))  # type: ignore[arg-type]
+    except Exception as error:
+        pass_on(error)
+        cause = None if isinstance(error, TypeError) else error
+        raise TypeError(f"{function}() takes {what} as an int, not {given(value)}") from cause
+
+
+def given(value: object) -> str:
+    """`value` as a message can have it."""
+    kind = type(value)
+    if _is_one(kind, _SHOWN):
+        shown = repr(value)
+        if len(shown) <= SHOWN:
+            return shown
+    return f"{'an' if name_of(kind)[0] in 'aeiouAEIOU' else 'a'} {short_name(name_of(kind))}"
 
 
 def short(value: str) -> str:
@@ -91,10 +124,14 @@ def as_number(value: object) -> int | float | bool | None:
         return number if number.bit_length() <= NUMBER_LIMIT else None
     if issubclass(kind, float):
         return float.__float__(value)  # type: ignore[arg-type]
-    if _module_of(kind) == "numpy":
+    if module_of(kind) == "numpy":
         numpy = sys.modules.get("numpy")
         if numpy is not None and issubclass(kind, (numpy.number, numpy.bool_)):
-            found = value.item()  # type: ignore[attr-defined]
+            try:
+                found = value.item()  # type: ignore[attr-defined]
+            except Exception as error:
+                pass_on(error)
+                return None  # a class of the user's that says to be NumPy's
             return found if type(found) in (int, float, bool) else None
     return None
 
@@ -102,11 +139,10 @@ def as_number(value: object) -> int | float | bool | None:
 def described(value: Any) -> str:
     """The type of `value`, with the shape of a tensor or array and the length of a container."""
     kind = type(value)
-    name = short_name(_name_of(kind))
-    if kind in _CONTAINERS:
+    name = short_name(name_of(kind))
+    if _is_one(kind, _CONTAINERS):
         return f"{name}[{len(value)}]"
-    module = _module_of(kind)
-    root = module.partition(".")[0] if type(module) is str else ""
+    root = module_of(kind).partition(".")[0]
     try:
         if root == "torch" and issubclass(kind, sys.modules["torch"].Tensor):
             inside = sys.modules["torch"]._C
@@ -117,9 +153,14 @@ def described(value: Any) -> str:
                 return _array(name, value)
         if root == "numpy" and issubclass(kind, sys.modules["numpy"].ndarray):
             return _array(name, value)
-    except Exception:
-        return name  # a tensor without a shape, such as a nested one
+    except Exception as error:
+        pass_on(error)  # else it is a tensor without a shape, such as a nested one
     return name
+
+
+def _is_one(kind: type, of: tuple[type, ...]) -> bool:
+    """Whether `kind` is one of these itself: a metaclass of the user's might say so of another."""
+    return any(kind is one for one in of)
 
 
 def _array(name: str, value: Any) -> str:

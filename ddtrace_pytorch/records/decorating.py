@@ -12,7 +12,8 @@ from typing import Any, TypeVar, cast
 from ddtrace_pytorch.border import leave_no_trace
 from ddtrace_pytorch.compiler import leave_uncompiled, see_through
 from ddtrace_pytorch.records import switch
-from ddtrace_pytorch.records.user_span import Open, Span, begin, current, end
+from ddtrace_pytorch.records.attributes import given
+from ddtrace_pytorch.records.user_span import Open, Span, begin, current, end, leave
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -24,7 +25,7 @@ def decorated(span: Span, function: F) -> F:
         TypeError: `function` can't be called.
     """
     if not callable(function):
-        raise TypeError(f"a span goes around something callable, not {type(function).__name__}")
+        raise TypeError(f"span() decorates a callable, not {given(function)}")
     make: Callable[[Span, Any], Any] = _ordinary
     for is_kind, maker in _KINDS:
         if is_kind(function) or is_kind(_method(function)):
@@ -48,14 +49,17 @@ def _ordinary(span: Span, function: Callable[..., Any]) -> Any:
         opened = _begin(span, where)
         try:
             result = function(*args, **kwargs)
+            if opened is not None:
+                end(opened, None)
+            return result
         except BaseException as error:
             leave_no_trace(error)
             if opened is not None:
                 end(opened, error)
             raise
-        if opened is not None:
-            end(opened, None)
-        return result
+        finally:
+            if opened is not None and opened.took < 0:
+                leave(opened)
 
     return spanned
 
@@ -68,14 +72,17 @@ def _coroutine(span: Span, function: Callable[..., Coroutine[Any, Any, Any]]) ->
         opened = _begin(span, where)
         try:
             result = await function(*args, **kwargs)
+            if opened is not None:
+                end(opened, None)
+            return result
         except BaseException as error:
             leave_no_trace(error)
             if opened is not None:
                 end(opened, error)
             raise
-        if opened is not None:
-            end(opened, None)
-        return result
+        finally:
+            if opened is not None and opened.took < 0:
+                leave(opened)
 
     return spanned
 
@@ -85,11 +92,12 @@ def _generator(span: Span, function: Callable[..., Generator[Any, Any, Any]]) ->
 
     @functools.wraps(function)
     def spanned(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-        inside = _Inside(_begin(span, where))
-        generator = function(*args, **kwargs)
-        resume: Callable[..., Any] = generator.send
-        given: tuple[Any, ...] = (None,)
+        opened = _begin(span, where)
         try:
+            inside = _Inside(opened)
+            generator = function(*args, **kwargs)
+            resume: Callable[..., Any] = generator.send
+            given: tuple[Any, ...] = (None,)
             while True:
                 outside = inside.enter()
                 try:
@@ -103,12 +111,17 @@ def _generator(span: Span, function: Callable[..., Generator[Any, Any, Any]]) ->
                     resume, given = generator.send, ((yield value),)
                 except BaseException as error:
                     resume, given = generator.throw, (error,)
+            if opened is not None:
+                end(opened, None)
+            return result
         except BaseException as error:
             leave_no_trace(error)
-            inside.end(error)
+            if opened is not None:
+                end(opened, error)
             raise
-        inside.end(None)
-        return result
+        finally:
+            if opened is not None and opened.took < 0:
+                leave(opened)
 
     return spanned
 
@@ -118,11 +131,12 @@ def _asynchronous_generator(span: Span, function: Callable[..., AsyncGenerator[A
 
     @functools.wraps(function)
     async def spanned(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-        inside = _Inside(_begin(span, where))
-        generator = function(*args, **kwargs)
-        resume: Callable[..., Any] = generator.asend
-        given: tuple[Any, ...] = (None,)
+        opened = _begin(span, where)
         try:
+            inside = _Inside(opened)
+            generator = function(*args, **kwargs)
+            resume: Callable[..., Any] = generator.asend
+            given: tuple[Any, ...] = (None,)
             while True:
                 outside = inside.enter()
                 try:
@@ -135,11 +149,16 @@ def _asynchronous_generator(span: Span, function: Callable[..., AsyncGenerator[A
                     resume, given = generator.asend, ((yield value),)
                 except BaseException as error:
                     resume, given = generator.athrow, (error,)
+            if opened is not None:
+                end(opened, None)
         except BaseException as error:
             leave_no_trace(error)
-            inside.end(error)
+            if opened is not None:
+                end(opened, error)
             raise
-        inside.end(None)
+        finally:
+            if opened is not None and opened.took < 0:
+                leave(opened)
 
     return spanned
 
@@ -170,10 +189,6 @@ class _Inside:
         if self._opened is not None:
             self._innermost = current.get()
             current.set(outside)
-
-    def end(self, error: BaseException | None) -> None:
-        if self._opened is not None:
-            end(self._opened, error)
 
 
 def _begin(span: Span, where: CodeType) -> Open | None:

@@ -77,6 +77,9 @@ class Cuda:
         with without_dispatch(self._torch):
             source = tensor.detach() if tensor.requires_grad else tensor
             view.copy_(source.reshape(()) if source.dim() else source, non_blocking=True)
+            # Where it was made on another stream, and is freed at once, its memory must not be given away there before
+            # it is copied here. On the stream that it was made on this does nothing.
+            source.record_stream(self._torch.cuda.current_stream(source.device))
 
     def mark(self, tensor: Any) -> Any:
         free = self._events.setdefault(tensor.device, deque())
@@ -162,9 +165,11 @@ class OnGpu:
         """Record what has arrived. On a thread that trains, or after the last has."""
         coming = self._coming
         device = self._device
-        if not coming or device is None or device.capturing() or not self._looking.acquire(blocking=False):
+        if not coming or device is None or self._looking.locked() or device.capturing():
             return
-        try:
+        # Nobody waits here, but for an instant where two threads come at once. To try for the lock and release it in
+        # `finally` would leave it locked where a signal's handler raises in between.
+        with self._looking:
             while coming and most:
                 first = coming[0]
                 while first.events and device.passed(first.events[-1]):
@@ -178,8 +183,6 @@ class OnGpu:
                     first.numbers[name] = int(number) if isinstance(number, bool) else number
                     self._free.append(slot)
                 recorder.add(first.row)
-        finally:
-            self._looking.release()
 
     def finish(self, recorder: Recorder, seconds: float) -> None:
         """Record what arrives within so many seconds, and count the rest."""

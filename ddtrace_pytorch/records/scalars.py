@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from ddtrace_pytorch.border import warn_once
-from ddtrace_pytorch.records.attributes import NAME_LIMIT, as_number, one, short_name, text
+from ddtrace_pytorch.border import complain, pass_on, warn_once
+from ddtrace_pytorch.records.attributes import NAME_LIMIT, as_number, given, one, short_name
 
 # Of one call.
 MOST = 1_000
@@ -30,27 +30,42 @@ _warned: set[str] = set()
 Split = tuple[dict[str, int | float], list[tuple[str, Any]], dict[str, Any]]
 
 
-def split(values: Mapping[str, object]) -> Split:
-    """Of `values` the numbers that are at hand, the tensors of one element on a GPU, and what isn't a number, as its
-    type.
+def mapped(values: object) -> dict[str, object]:
+    """`values` as a dict, where it is a mapping of the user's own kind.
 
     Raises:
-        TypeError: the name of one is no text.
+        TypeError: it is none.
     """
+    try:
+        is_mapping = issubclass(type(values), Mapping)
+    except Exception as error:
+        pass_on(error)
+        is_mapping = False
+    if not is_mapping:
+        raise TypeError(f"scalar() takes a dict of numbers by their names, not {given(values)}")
+    try:
+        return dict(values.items())  # type: ignore[attr-defined]
+    except Exception as error:
+        complain("read the mapping that scalars were given in", error)
+        return {}
+
+
+def split(values: Mapping[str, object]) -> Split:
+    """Of `values` the numbers that are at hand, the tensors of one element on a GPU, and what isn't a number, as its
+    type."""
     numbers: dict[str, int | float] = {}
     on_gpu: list[tuple[str, Any]] = []
     others: dict[str, Any] = {}
+    tensor, parameter = _tensors or _find_tensors()
     for name, value in values.items():
-        if type(name) is not str:
-            name = text(name, "the name of a scalar")
-        if len(name) > NAME_LIMIT:
+        if type(name) is not str or len(name) > NAME_LIMIT:
             name = short_name(name)
         kind = type(value)
         if kind is float:
             numbers[name] = value  # type: ignore[assignment]
             continue
         number: int | float | None
-        if kind in (_tensors or _find_tensors()):
+        if kind is tensor or kind is parameter:
             number = _in_tensor(value)
             if type(number) is float:
                 numbers[name] = number
@@ -88,14 +103,14 @@ def _without_any(inside: Any) -> Iterator[None]:
 
 
 def _find_tensors() -> tuple[type, ...]:
-    """The classes of tensors behind which there is no code of the user's."""
+    """The classes of tensors behind which there is no code of the user's; two that nothing is of without torch."""
     global _tensors, _modes, _function_modes, _tracing
     torch = sys.modules.get("torch")
     if torch is not None:
         _tensors = (torch.Tensor, torch.nn.Parameter)
         _modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
         _tracing = torch._C._get_tracing_state
-    return _tensors
+    return _tensors or (Mapping, Mapping)
 
 
 def _in_tensor(value: Any) -> int | float | None:
@@ -111,7 +126,8 @@ def _in_tensor(value: Any) -> int | float | None:
         else:
             return None
         return number if type(number) is float else as_number(number)
-    except Exception:
+    except Exception as error:
+        pass_on(error)
         return None  # there are several, or it is being traced and has none
 
 
@@ -127,7 +143,8 @@ def _is_on_gpu(value: Any) -> bool:
     try:
         with without_dispatch(sys.modules["torch"]):
             return bool(value.is_cuda) and value.numel() == 1 and not value.is_complex()
-    except Exception:
+    except Exception as error:
+        pass_on(error)
         return False
 
 

@@ -9,8 +9,9 @@ from sys import _getframe
 from time import monotonic_ns
 from types import CodeType, TracebackType
 from typing import Any, Literal, TypeVar
+from weakref import ref
 
-from ddtrace_pytorch.border import complain
+from ddtrace_pytorch.border import complain, pass_on
 from ddtrace_pytorch.records import here, switch, tags
 from ddtrace_pytorch.records.attributes import Plain
 from ddtrace_pytorch.records.here import Here, arrive, local, running_loop, task_number
@@ -32,8 +33,11 @@ current: ContextVar[Open | None] = ContextVar("ddtrace_pytorch.span", default=No
 
 class Open:
     """A span that has begun. `took`: how long, in ns, once it is over, and -1 until then; `failed`: by an exception;
-    `within`: in the step that it began in; `owner`: what it is one of the entries into, unless it is that itself;
-    `stray`: it was ended where it wasn't begun, and there it still seems to go on."""
+    `within`: in the step that it began in; `stray`: it was ended where it wasn't begun, and there it still seems to go
+    on.
+
+    `owner`: what was entered, a :class:`Span`, None where that is no matter. A ``with`` whose end a signal's handler
+    interrupts is left without one; but it doesn't hold the owner any more, and where nobody does, this is not open."""
 
     # Set by `begin`, all of them: to call an initialiser would take as long as all the rest.
     __slots__ = (
@@ -49,7 +53,7 @@ class Open:
     id: int
     instruction: int
     name: str
-    owner: Span | None
+    owner: ref[Span] | None
     parent: Open | None
     started: int
     step: Step
@@ -59,47 +63,49 @@ class Open:
     within: bool
 
 
-class Span(Open):
+class Span:
     """What :func:`ddtrace_pytorch.span` gives: a context manager, also for ``async with``, and a decorator.
 
     One may be entered as often as wanted, also while it is open, and on several threads and in several tasks at once.
-    The first time it is itself the open span, because most are entered once.
     """
 
-    __slots__ = ("_last",)
+    __slots__ = ("__weakref__", "_last", "attributes", "name")
 
     def __init__(self, name: str, attributes: dict[str, Plain]) -> None:
         self.name = name
         self.attributes = attributes
-        self.id = 0
         self._last: Open | None = None
 
     def __enter__(self) -> Span:
         recorder = switch.recorder
         if recorder is not None:
-            frame = _getframe(1)
-            opened = begin(recorder, self, frame.f_code, frame.f_lasti, True)
-            if opened is not self:
-                self._last = opened
+            try:
+                frame = _getframe(1)
+                self._last = begin(recorder, self, frame.f_code, frame.f_lasti, ref(self))
+            except RecursionError:
+                pass  # the next call of the user's will say so
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
-        opened = current.get()
-        if opened is not self:
-            opened = self._entered(opened)
-        if opened is not None:
-            end(opened, error)
+        try:
+            opened = current.get()
+            if opened is None or opened is not self._last:
+                opened = self._entered(opened)
+            if opened is not None:
+                if opened is self._last:
+                    self._last = None
+                end(opened, error)
+        except RecursionError:
+            pass  # an error of the user's is on its way, or comes with the next call
         return False
 
     async def __aenter__(self) -> Span:
         recorder = switch.recorder
         if recorder is not None:
             frame = _getframe(1)
-            opened = begin(recorder, self, frame.f_code, frame.f_lasti, True)
-            if opened is not self:
-                self._last = opened
+            self._last = begin(recorder, self, frame.f_code, frame.f_lasti, ref(self))
         return self
 
     async def __aexit__(
@@ -118,22 +124,19 @@ class Span(Open):
         return decorated(self, function)
 
     def _entered(self, innermost: Open | None) -> Open | None:
-        """The entry that ends here, where the innermost span is none: others in it were never ended, or it was begun in
-        another context."""
-        opened = innermost
-        while opened is not None and opened is not self and opened.owner is not self:
+        """The entry that ends here, where it isn't plainly the innermost span: others in it were never ended, others
+        entered this one too, or it was begun in another context."""
+        me, opened = ref(self), innermost
+        while opened is not None and (opened.owner is not me or opened.took >= 0):
             opened = opened.parent
-        if opened is None:
-            opened = self._last
-            if opened is None:
-                return self if self.id else None
-        if opened is self._last:
-            self._last = None
-        return opened
+        return self._last if opened is None else opened
 
 
-def begin(recorder: Recorder, span: Span, code: CodeType | str, instruction: int, itself: bool = False) -> Open | None:
-    """A span like `span` begins here, if it can be that one `itself`; None if it isn't recorded."""
+def begin(
+    recorder: Recorder, span: Span, code: CodeType | str, instruction: int, owner: ref[Span] | None = None
+) -> Open | None:
+    """A span like `span` begins here; None if it isn't recorded."""
+    opened = None
     try:
         try:
             thread = local.here
@@ -145,23 +148,15 @@ def begin(recorder: Recorder, span: Span, code: CodeType | str, instruction: int
             recorder.attend()  # first, for what that takes is not the user's
         outer = surrounding(thread)
         step = recorder.progress.step
-        chosen = None if step.number is not None else recorder.chooses(span.name)
-        number = next(recorder.ids)
-        # No call in between, so that no other thread comes in between either.
-        if itself and not span.id:
-            opened: Open = span
-            opened.id = number
-            opened.owner = None
-        else:
-            opened = Open()
-            opened.id = number
-            opened.owner = span
-            opened.name = span.name
-            opened.attributes = span.attributes
+        opened = Open()
+        opened.owner = owner
+        opened.name = span.name
+        opened.attributes = span.attributes
+        opened.chosen = None if step.number is not None else recorder.chooses(span.name)
+        opened.id = next(recorder.ids)
         opened.parent = outer
         opened.step = step
         opened.thread = thread
-        opened.chosen = chosen
         opened.code = code
         opened.instruction = instruction
         opened.took = -1
@@ -173,26 +168,27 @@ def begin(recorder: Recorder, span: Span, code: CodeType | str, instruction: int
             thread.innermost = opened
         opened.started = monotonic_ns()
         return opened
-    except Exception as error:
+    except BaseException as error:
+        if opened is not None and current.get() is opened:
+            leave(opened)
         complain("begin a span", error)
         return None
 
 
 def end(opened: Open, error: BaseException | None, failed: Failure | None = None) -> None:
     """It ends here, with `error` if there is one on its way, or with what is known of one: that it `failed`."""
-    now = monotonic_ns()
     try:
+        now = monotonic_ns()
         if opened.took >= 0:
             return
-        opened.took = now - opened.started
-        # Not by a token: it may have been begun in another context.
-        if current.get() is opened or _is_around(opened, current.get()):
-            current.set(opened.parent)
-        else:
-            opened.stray = True
         thread = opened.thread
-        if thread.innermost is opened:
+        # As `leave` does it, which would take a call.
+        if current.get() is opened is thread.innermost:
+            current.set(opened.parent)
             thread.innermost = opened.parent
+        else:
+            leave(opened)
+        opened.took = now - opened.started
         recorder = switch.recorder
         if recorder is None:
             return
@@ -225,8 +221,25 @@ def end(opened: Open, error: BaseException | None, failed: Failure | None = None
                 failed,
             )
         )
-    except Exception as broken:
-        complain("record a span", broken)
+    except BaseException as broken:
+        try:
+            leave(opened)
+            complain("record a span", broken)
+        except RecursionError:
+            pass  # what the user's code raised, for that very reason perhaps, is on its way
+
+
+def leave(opened: Open) -> None:
+    """What follows here is not in it any more."""
+    # Not by a token: it may have been begun in another context.
+    inner = current.get()
+    if inner is opened or _is_around(opened, inner):
+        current.set(opened.parent)
+    else:
+        opened.stray = True
+    thread = opened.thread
+    if thread.innermost is opened:
+        thread.innermost = opened.parent
 
 
 def leave_all() -> None:
@@ -245,6 +258,7 @@ def failure(error: BaseException) -> Failure | None:
     try:
         message = str(error)[:MESSAGE_LIMIT]
     except Exception as broken:
+        pass_on(broken)
         message = f"(its text raised {type(broken).__name__})"
     stack: deque[tuple[str, int, str]] = deque(maxlen=STACK_FRAMES)
     trace = error.__traceback__
@@ -272,9 +286,18 @@ def _is_around(outer: Open, inner: Open | None) -> bool:
 def surrounding(thread: Here) -> Open | None:
     """The span that `thread`, this one, is in. Autograd's threads are in that of the thread they work for."""
     outer = current.get()
-    while outer is not None and outer.stray:
-        outer = outer.parent
+    if outer is not None:
+        outer = _not_lost(outer)
     if outer is None and thread.foreign and here.main is not None:
-        outer = here.main.innermost
+        outer = _not_lost(here.main.innermost)
         return outer if outer is not None and outer.took < 0 else None
     return outer
+
+
+def _not_lost(opened: Open | None) -> Open | None:
+    """`opened`, or the nearest one around it that still goes on, or ended in good order."""
+    while opened is not None and (
+        opened.stray or (opened.took < 0 and opened.owner is not None and opened.owner() is None)
+    ):
+        opened = opened.parent
+    return opened

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ddtrace_pytorch import autoload, in_place
 from ddtrace_pytorch.border import leave_no_trace, safely
 from ddtrace_pytorch.compiler import leave_uncompiled
+from ddtrace_pytorch.stack import calls_of, code_in
 
 if TYPE_CHECKING:
     from ddtrace_pytorch.lifecycle import Lifecycle
@@ -139,6 +140,8 @@ class _Checkpoints:
 
         return checkpoint
 
+    _CALL = code_in(around, "checkpoint")
+
     def around_part(self, original: Callable[..., Any]) -> Callable[..., Any]:
         note = _uncompiled(safely("find how much is loaded")(self._note_loaded))
 
@@ -155,7 +158,9 @@ class _Checkpoints:
 
     def _begin(self, operation: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Running | None:
         session = self._lifecycle.current
-        if session is None or getattr(self._here, "running", None) is not None or self._fetches_data():
+        inside = getattr(self._here, "running", None) is not None and calls_of(self._CALL) > 1
+        # A data set that loads tensors loads data.
+        if session is None or inside or self._lifecycle.loaders.fetch():
             return None
         from ddtrace_pytorch.training.checkpoint_running import Running
         from ddtrace_pytorch.training.checkpoint_target import File, Storage
@@ -215,10 +220,6 @@ class _Checkpoints:
 
             state = args[0] if args else kwargs.get("state_dict")
             running.size = size_of_tensors(sys.modules["torch"], state)
-
-    def _fetches_data(self) -> bool:
-        """A data set that loads tensors loads data."""
-        return self._lifecycle.loaders.fetching and threading.get_ident() in self._lifecycle.steps.trains_on
 
 
 def _is_behind(session: Session, ids: tuple[Any, Any]) -> bool:

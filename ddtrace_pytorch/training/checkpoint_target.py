@@ -12,6 +12,10 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from ddtrace_pytorch.border import pass_on
+from ddtrace_pytorch.classes import name_of
+from ddtrace_pytorch.records.attributes import short, short_name
+
 # Of exactly these types it is known what their methods do.
 _FILES = (io.BufferedWriter, io.BufferedReader, io.BufferedRandom, io.FileIO)
 
@@ -28,15 +32,13 @@ class File:
     """What `torch.save` or `torch.load` was given: a path or a file object."""
 
     def __init__(self, target: Any) -> None:
-        self.path: str | None = None
         self.in_memory = type(target) is io.BytesIO
         self._file = _real_file(target)
-        if isinstance(target, (str, bytes, os.PathLike)):
-            self.path = os.fsdecode(target)
-        elif not self.in_memory:
-            name = getattr(target, "name", None)
-            self.path = name if isinstance(name, str) and name else None
-        self.resource = self.path or type(target).__name__
+        self.path = _path(target)
+        if self.path is None and not self.in_memory:
+            name = _of(target, "name")
+            self.path = _path(name) if isinstance(name, str) else None
+        self.resource = self.path or short_name(name_of(type(target)))
         self._began = self._position()
 
     def size(self, kind: str) -> Size | None:
@@ -53,6 +55,25 @@ class File:
         return self._file.tell() if self._file is not None else 0
 
 
+def _path(given: Any) -> str | None:
+    """`given` as text, if it is a path: its beginning, of a long one."""
+    try:
+        if not issubclass(type(given), (str, bytes, os.PathLike)):
+            return None
+        return short(str.__str__(os.fsdecode(given))) or None
+    except Exception as error:
+        pass_on(error)
+        return None  # a path of the user's own kind; torch will say so
+
+
+def _of(target: Any, what: str) -> Any:
+    try:
+        return getattr(target, what, None)
+    except Exception as error:
+        pass_on(error)
+        return None  # a file of the user's own kind, with a property that raises
+
+
 def _real_file(target: Any) -> Any:
     if type(target) is io.BytesIO:
         return None if target.closed else target
@@ -64,7 +85,8 @@ def _real_file(target: Any) -> Any:
 def _size_on_disk(path: str | int) -> Size | None:
     try:
         found = os.stat(path)
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        pass_on(error)
         return None  # a file object's name may be of no file
     return Size(found.st_size, "file") if stat.S_ISREG(found.st_mode) else None
 
@@ -76,9 +98,10 @@ class Storage:
 
     def __init__(self, checkpoint_id: Any, storage: Any) -> None:
         if checkpoint_id is None:
-            checkpoint_id = getattr(storage, "checkpoint_id", None) or getattr(storage, "path", None)
-        self.path = os.fsdecode(checkpoint_id) if isinstance(checkpoint_id, (str, bytes, os.PathLike)) else None
-        self.resource = self.path or (type(storage).__name__ if storage is not None else "unknown")
+            self.path = _path(_of(storage, "checkpoint_id")) or _path(_of(storage, "path"))
+        else:
+            self.path = _path(checkpoint_id)
+        self.resource = self.path or (short_name(name_of(type(storage))) if storage is not None else "unknown")
 
 
 def size_of_saved(metadata: Any, rank: int) -> Size | None:

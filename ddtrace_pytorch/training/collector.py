@@ -32,7 +32,7 @@ def watch(lifecycle: Lifecycle) -> Undo:
         if phase == "start":
             started = now()
         elif started and lifecycle.current is not None:
-            took = now() - started
+            took, started = now() - started, 0
             if took >= LONG_NS or info["generation"] == OLDEST_GENERATION:
                 lifecycle.steps.collected(took)
                 lifecycle.progress.tag("gc")

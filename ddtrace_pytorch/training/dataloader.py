@@ -7,6 +7,7 @@ waits for it. And in a loader's worker process there is no session, hence nothin
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from ddtrace_pytorch import autoload, in_place
 from ddtrace_pytorch.border import leave_no_trace, safely
 from ddtrace_pytorch.compiler import leave_uncompiled
 from ddtrace_pytorch.spans import Fact
+from ddtrace_pytorch.stack import calls_of, code_in
 from ddtrace_pytorch.training.steps import Steps
 
 if TYPE_CHECKING:
@@ -37,19 +39,29 @@ WAITS: Mapping[str, tuple[tuple[str, str, str], ...]] = {
 }
 
 
-class Loaders:
-    """The loaders that were iterated in this process since the last session ended.
+class _Here(threading.local):
+    """`fetches`: this thread waits for data, unless that was interrupted."""
 
-    `fetching`: whether the thread that trains is in one. `facts`: of the one with the most workers.
-    """
+    fetches = False
+
+
+class Loaders:
+    """The loaders that were iterated in this process since the last session ended. `facts`: of the one with the most
+    workers."""
 
     def __init__(self) -> None:
+        self.here = _Here()
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        self.fetching = False
+        # A worker is forked in the midst of its loader's start.
+        self.here.fetches = False
         self.facts: dict[str, Fact] = {}
         self._most = -1
+
+    def fetch(self) -> bool:
+        """Whether this thread waits for data, and a training for that."""
+        return self.here.fetches and calls_of(WAIT, sys._getframe(1)) > 0
 
     def iterates(self, loader: Any) -> bool:
         """`loader`, a DataLoader, is iterated; whether that changed the facts."""
@@ -66,7 +78,8 @@ class Loaders:
 
 def watch(lifecycle: Lifecycle, undo: list[Undo]) -> None:
     """Tell of each wait, also in what is imported later; what undoes it goes into `undo`."""
-    leave_uncompiled(Steps.fetched.__code__, to_the_end=True)
+    for code in (Steps.fetched.__code__, calls_of.__code__):
+        leave_uncompiled(code, to_the_end=True)
     for module in WAITS:
         undo.append(autoload.after_import(module, functools.partial(_watch_module, lifecycle, undo)))
 
@@ -80,20 +93,20 @@ def _watch_module(lifecycle: Lifecycle, undo: list[Undo], module: ModuleType) ->
 
 def _around(lifecycle: Lifecycle, source: str, starts: bool, original: Callable[..., Any]) -> Callable[..., Any]:
     """`starts`: it is a loader that `original` is called of, and not its iterator. `source`: its attribute."""
-    loaders, steps = lifecycle.loaders, lifecycle.steps
-    here, now = threading.get_ident, time.monotonic_ns
+    here, steps = lifecycle.loaders.here, lifecycle.steps
+    thread, now = threading.get_ident, time.monotonic_ns
 
     @functools.wraps(original)
     def wait(self: Any) -> Any:
         # A dataset may have a loader of its own.
-        inside = loaders.fetching or lifecycle.current is None or here() not in steps.trains_on
+        inside = (here.fetches and calls_of(WAIT) > 1) or lifecycle.current is None or thread() not in steps.trains_on
         if starts:
             lifecycle.loader_starts(self)
         exhausted = False
-        if not inside:
-            loaders.fetching = True
-            started = now()
+        started = now()
         try:
+            if not inside:
+                here.fetches = True
             return original(self)
         except BaseException as error:
             exhausted = isinstance(error, StopIteration)
@@ -101,7 +114,10 @@ def _around(lifecycle: Lifecycle, source: str, starts: bool, original: Callable[
             raise
         finally:
             if not inside:
-                loaders.fetching = False
+                here.fetches = False
                 steps.fetched(started, now(), id(self.__dict__.get(source)), exhausted)
 
     return wait
+
+
+WAIT = code_in(_around, "wait")

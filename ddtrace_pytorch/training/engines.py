@@ -12,6 +12,8 @@ from typing import Any
 
 from ddtrace_pytorch import autoload, in_place
 from ddtrace_pytorch.border import leave_no_trace, safely
+from ddtrace_pytorch.compiler import leave_uncompiled
+from ddtrace_pytorch.stack import calls_of, code_in
 from ddtrace_pytorch.training.steps import Steps
 
 Undo = Callable[[], None]
@@ -28,6 +30,7 @@ def watch(steps: Steps, undo: list[Undo]) -> None:
 
 @safely("follow an engine's steps")
 def _watch_module(steps: Steps, undo: list[Undo], module: ModuleType) -> None:
+    leave_uncompiled(calls_of.__code__, to_the_end=True)
     class_name, method = ENGINES[module.__name__]
     undo += in_place.place_in([getattr(module, class_name)], method, functools.partial(_around, steps))[0]
 
@@ -38,9 +41,9 @@ def _around(steps: Steps, original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def take_step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        entered(self)
         well = False
         try:
+            entered(self, calls_of(TAKE_STEP))
             result = original(self, *args, **kwargs)
             well = True
         except BaseException as error:
@@ -51,3 +54,7 @@ def _around(steps: Steps, original: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return take_step
+
+
+# Counted anew each time: a signal's handler may raise before one is left.
+TAKE_STEP = code_in(_around, "take_step")

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 from ddtrace_pytorch.border import safely
 from ddtrace_pytorch.compiler import leave_uncompiled
+from ddtrace_pytorch.stack import calls_of
 from ddtrace_pytorch.training.feeding import Feeding
 from ddtrace_pytorch.training.progress import Progress, Step
 from ddtrace_pytorch.training.step_rule import StepRule
@@ -194,14 +195,15 @@ class Steps:
             self._finish(self._reading(time.monotonic_ns()))
         return self._open, self._started, self._reading(time.monotonic_ns())
 
-    def engine_entered(self, engine: Any) -> None:
-        """An engine begins what is one step, however often optimizers step in it, if any does."""
-        self._in_engine += 1
+    def engine_entered(self, engine: Any, depth: int = 1) -> None:
+        """An engine begins what is one step, however often optimizers step in it, if any does; `depth`: of how many
+        engines it is the innermost."""
+        self._in_engine = depth
         self._engine = engine
 
     def engine_left(self, well: bool) -> None:
         """It came back, or raised."""
-        self._in_engine -= 1
+        self._in_engine = max(self._in_engine - 1, 0)
         if self._in_engine:
             return
         engine, self._engine = self._engine, None
@@ -218,7 +220,7 @@ class Steps:
         if self._inside:
             # An optimizer may step in another's step, or in its own (`super().step()`). Of one that raised torch tells
             # nobody: what isn't on the stack any more is over.
-            del self._inside[_depth(caller) - 1 :]
+            del self._inside[calls_of(caller.f_code, caller) - 1 :]
         if not self._inside:
             self._enter(optimizer)
         self._inside.append(id(optimizer))
@@ -312,16 +314,6 @@ class Steps:
 
     def _reading(self, now: int) -> Reading:
         return now, self.data_ns, self.collectives(), self._optimizer, self.gc_ns
-
-
-def _depth(frame: FrameType | None) -> int:
-    """Of how many optimizers' steps the one that runs in `frame`, torch's own, is the innermost."""
-    assert frame is not None
-    code, depth = frame.f_code, 0
-    while frame is not None:
-        depth += frame.f_code is code
-        frame = frame.f_back
-    return depth
 
 
 def _nobody(optimizer: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -480,3 +481,74 @@ def test_another_tool_on_the_same_function_neither_loses_nor_keeps_us(jobs: Jobs
     result = jobs.run([*PYTHON, jobs.script(AMONG_OTHERS)], alone(tmp_path / "log")).ok()
     counted = sum(span["metrics"]["checkpoint.count"] for span in checkpoints(tmp_path / "log"))
     assert counted == int(result.stdout) == 8
+
+
+INTERRUPTED = f"""
+{SETUP}
+    from harness.interrupting import interrupted_everywhere
+    from torch.utils.data import DataLoader, Dataset
+
+    TRAINING = "ddtrace_pytorch/training/"
+    state = [torch.ones(1)]
+    save(state, "data.pt")
+
+    class Samples(Dataset):
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            return [torch.load("data.pt"), *DataLoader([1])]
+
+    def fetch():
+        next(iter(DataLoader(Samples())))
+
+    fetch()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    fetches = saves = 0
+    for fetches in interrupted_everywhere(fetch, TRAINING + "dataloader.py", every=3):
+        before = time.monotonic_ns(), rank.steps.data_ns
+        fetch()
+        took, waited = time.monotonic_ns() - before[0], rank.steps.data_ns - before[1]
+        assert 0 < waited < took, (fetches, waited, took)
+        assert tags() == [], fetches
+
+    def interrupted():
+        save(state, "interrupted.pt")
+
+    for saves in interrupted_everywhere(interrupted, TRAINING + "checkpoint.py", every=3):
+        tags()
+        save(state, "next.pt")
+        assert tags() == ["checkpoint"], saves
+
+    # Another thread fetches while this one saves.
+    fetching, saved = threading.Event(), threading.Event()
+
+    class Waits(Samples):
+        def __getitem__(self, index):
+            fetching.set()
+            assert saved.wait(30)
+            return index
+
+    def elsewhere():
+        rank.steps.trains_on.add(threading.get_ident())
+        list(DataLoader(Waits()))
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    assert fetching.wait(30)
+    save(state, "meanwhile.pt")
+    assert tags() == ["checkpoint"]
+    saved.set()
+    thread.join()
+    print(fetches, saves)
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.once
+def test_after_an_interrupt_anywhere_the_next_is_told_as_ever(jobs: Jobs, tmp_path: Path) -> None:
+    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    result = jobs.run([*PYTHON, jobs.script(INTERRUPTED)], alone(tmp_path / "log", PYTHONPATH=path)).ok()
+    fetches, saves = map(int, result.stdout.split())
+    assert fetches > 50
+    assert saves > 200

@@ -158,7 +158,7 @@ ERRORS = f"""
     assert rank.steps.data_ns > before
     ddtrace_pytorch.unpatch()
     assert all_ends() == ours, (ours, all_ends())
-    assert not rank.loaders.fetching
+    assert not rank.loaders.here.fetches
 """
 
 
@@ -229,7 +229,7 @@ IN_A_WORKER = f"""
             gc.collect()
             here = instrumentation._switched_on.lifecycle
             assert here.current is None
-            assert (here.steps.data_ns, here.steps.gc_ns, here.loaders.fetching) == (0, 0, False)
+            assert (here.steps.data_ns, here.steps.gc_ns, here.loaders.here.fetches) == (0, 0, False)
             assert list(here.progress.step.tags) == []
             return index
 

@@ -133,7 +133,7 @@ def test_one_that_fails_is_told_of_and_called_no_more_and_the_others_go_on(jobs:
         ("nowhere.at_all:factory", "No module named 'nowhere'"),
         ("mine:nothing", "it gave NoneType, which can't be called"),
         ("mine:broken", "OSError: no database"),
-        ("justaword", "Empty module name"),
+        ("justaword", "it has not the form package.module:factory"),
     ],
 )
 def test_one_that_is_not_to_be_had_costs_one_warning_with_its_path(

@@ -54,6 +54,21 @@ SCRIPT = """
     scalar({"several": torch.ones(2, device="cuda")})
     scalar({"graph": (loss * 2).sum()})
 
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        made = torch.full((), 7.0, device="cuda")
+        where = made.data_ptr()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda._sleep(cycles // 10)
+    scalar({"freed": made})
+    del made
+    with torch.cuda.stream(side):
+        # Whoever gets its memory writes there long before the number is copied.
+        others = [torch.zeros((), device="cuda") for _ in range(1_000)]
+    said["given_away"] = where in {other.data_ptr() for other in others}
+    torch.cuda.synchronize()
+    del others
+
     static = torch.ones((), device="cuda")
     graph = torch.cuda.CUDAGraph()
     scalar({"pending": static})
@@ -77,6 +92,7 @@ def test_scalars_on_a_gpu(jobs: Jobs, tmp_path: Path) -> None:
     assert said["busy"], "all calls came back while the kernel ran"
     assert said["behind_us"] < 50
     assert said["replayed"] == 2
+    assert not said["given_away"]
     numbers: dict[str, list[float]] = {}
     for record in of_type(log, "scalar"):
         for name, number in record["metrics"].items():
@@ -85,7 +101,7 @@ def test_scalars_on_a_gpu(jobs: Jobs, tmp_path: Path) -> None:
     assert numbers == {
         "opens": [1], "warm": [0.0], "torch.float64": [1.0], "torch.bfloat16": [1.0], "torch.float16": [1.0],
         "torch.int32": [1], "torch.bool": [1], "inference": [1.0], "nan": ["NaN"], "inf": ["-Infinity"], "graph": [0.0],
-        "pending": [1.0], "host": [5], "after": [2.0],
+        "pending": [1.0], "freed": [7.0], "host": [5], "after": [2.0],
     }  # fmt: skip
     (drop,) = of_type(log, "drop")
     assert (drop["reason"], drop["count"]) == ("scalars during graph capture", 1)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
+import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
 
 import pytest
+from harness.depth import rooms, with_room_for
 
 from ddtrace_pytorch import border
 from ddtrace_pytorch.border import safely, warn_once
@@ -131,3 +137,118 @@ def test_a_log_handler_that_raises_does_not_get_us_into_training() -> None:
         assert fail() is None
     finally:
         logging.getLogger("ddtrace_pytorch").removeHandler(handler)
+
+
+class Alarm(Exception):
+    """What handlers of the user's raise."""
+
+
+def handler(number: int, frame: FrameType | None) -> None:
+    raise Alarm
+
+
+def once(*_: object) -> None:
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    raise Alarm
+
+
+class Handler:
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.deeper()
+
+    def deeper(self) -> None:
+        raise Alarm
+
+    def method(self, number: int, /, frame: FrameType | None = None) -> None:
+        handler(number, frame)
+
+
+HANDLERS: list[Callable[..., Any]] = [
+    handler,
+    once,
+    lambda number, frame: handler(number, None),
+    lambda *_: Handler().deeper(),
+    Handler(),
+    Handler().method,
+    functools.partial(lambda text, number, frame: handler(number, frame), "bound"),
+    functools.lru_cache(Handler()),
+]
+
+
+@pytest.fixture
+def usr1() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGUSR1)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("theirs", HANDLERS)
+def test_what_a_signals_handler_raises_in_the_midst_of_ours_reaches_the_user(
+    theirs: Callable[..., Any], usr1: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    @safely(fresh("be interrupted"))
+    def interrupted() -> None:
+        inside()
+
+    @safely(fresh("be interrupted in the midst"))
+    def inside() -> None:
+        try:
+            signal.raise_signal(signal.SIGUSR1)
+        except Exception as error:
+            border.pass_on(error)
+
+    signal.signal(signal.SIGUSR1, theirs)
+    with pytest.raises(Alarm):
+        interrupted()
+    assert caplog.messages == []
+
+
+def test_it_also_does_while_a_warning_is_given(usr1: None) -> None:
+    class Interrupted(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            signal.raise_signal(signal.SIGUSR1)
+
+    @safely(fresh("be heard in time"))
+    def fail() -> None:
+        raise ValueError
+
+    signal.signal(signal.SIGUSR1, handler)
+    heard = Interrupted()
+    logging.getLogger("ddtrace_pytorch").addHandler(heard)
+    try:
+        with pytest.raises(Alarm):
+            fail()
+    finally:
+        logging.getLogger("ddtrace_pytorch").removeHandler(heard)
+
+
+def test_a_handler_that_raises_nothing_leaves_our_failure_ours(usr1: None, caplog: pytest.LogCaptureFixture) -> None:
+    @safely(fresh("go on"))
+    def fail() -> None:
+        signal.raise_signal(signal.SIGUSR1)
+        raise TimeoutError
+
+    signal.signal(signal.SIGUSR1, lambda number, frame: None)
+    assert fail() is None
+    assert len(caplog.messages) == 1
+
+
+def test_what_interrupts_by_itself_passes_as_it_did(usr1: None) -> None:
+    @safely(fresh("be interrupted from the keyboard"))
+    def interrupted() -> None:
+        signal.raise_signal(signal.SIGUSR1)
+
+    signal.signal(signal.SIGUSR1, signal.default_int_handler)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    signal.signal(signal.SIGUSR1, lambda number, frame: sys.exit(3))
+    with pytest.raises(SystemExit):
+        interrupted()
+
+
+def test_where_there_is_no_room_for_one_more_call_a_failure_is_still_none_of_the_users() -> None:
+    @safely(fresh("find room"))
+    def fail() -> None:
+        fail.__wrapped__()  # type: ignore[attr-defined]
+
+    assert {with_room_for(room, fail) for room in rooms()} == {None}

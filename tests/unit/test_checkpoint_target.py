@@ -136,3 +136,38 @@ def test_tensors() -> None:
     endless: dict[str, Any] = {"weight": torch.ones(1)}
     endless["again"] = [endless, endless]
     assert size_of_tensors(torch, endless) == Size(4, "local_tensors")
+
+
+class Raises:
+    @property
+    def name(self) -> str:
+        raise RuntimeError("no name")
+
+    checkpoint_id = path = name
+
+
+class RaisesAsPath(os.PathLike[str]):
+    def __fspath__(self) -> str:
+        raise RuntimeError("no path")
+
+
+class Named:
+    def __init__(self, name: Any) -> None:
+        self.name = self.path = name
+
+
+@pytest.mark.parametrize("target", [Raises(), RaisesAsPath(), Named(3), Named(None), Named(Raises()), None, 3])
+def test_a_target_of_the_users_own_kind_has_no_path_and_raises_nothing(target: Any) -> None:
+    for made in (File(target), Storage(target, None), Storage(None, target)):
+        assert made.path is None
+        assert len(made.resource) > 0
+    assert File(target).size("save") is None
+
+
+def test_a_path_of_a_million_characters_is_cut_off() -> None:
+    long = "n" * 1_000_000
+    for made in (File(long), File(Named(long)), Storage(long, None), Storage(None, Named(long))):
+        assert made.path is not None
+        assert len(made.path) < 5_000
+        assert made.resource == made.path
+    assert File(long).size("save") is None

@@ -44,6 +44,7 @@ ANSWERS: dict[str, probes.Answer] = {
         "device": {"name": "NVIDIA H100", "uuid": "GPU-1", "complaints": []},
     },
     "log": {"directory": "/logs", "why": None, "free_bytes": 50 << 30},
+    "handlers": {"handlers": []},
 }
 
 
@@ -484,3 +485,28 @@ def test_without_the_part_in_c_it_says_so_and_nothing_is_wrong() -> None:
     said = [check for check in examine(replace(facts(), counts_in_c=False)) if "in Python" in check.text]
     assert [check.state for check in said] == [NOTE]
     assert not [check for check in examine(facts()) if "in Python" in check.text]
+
+
+def test_of_each_handler_it_is_said_whether_it_is_to_be_had() -> None:
+    found = [{"path": "mine:Sink", "why": None}, {"path": "yours:Sink", "why": "ModuleNotFoundError: no yours"}]
+    good, bad = about("Handlers", facts(handlers={"handlers": found}))
+    assert (good.state, good.text) == (GOOD, "mine:Sink is there")
+    assert (bad.state, bad.text) == (BAD, "yours:Sink is not to be had from here: ModuleNotFoundError: no yours")
+    assert "PYTHONPATH" in str(bad.todo)
+    assert about("Handlers", facts()) == []
+
+
+def test_the_handlers_are_looked_for_without_being_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = ("collections:Counter", "os.path:curdir", "nowhere:Sink", "justaword", "os.path:", ":x", "os:p.join")
+    monkeypatch.setenv("DD_PYTORCH_LOG_HANDLERS", ",".join(paths))
+    found = {one["path"]: one["why"] for one in probes.handlers()["handlers"]}
+    no_form = "ValueError: it has not the form package.module:factory"
+    assert found == {
+        "collections:Counter": None,
+        "os.path:curdir": "TypeError: it is str, which can't be called",
+        "nowhere:Sink": "ModuleNotFoundError: No module named 'nowhere'",
+        "justaword": no_form,
+        "os.path:": no_form,
+        ":x": no_form,
+        "os:p.join": "AttributeError: module 'os' has no attribute 'p'",
+    }

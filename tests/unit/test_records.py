@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import copy
+import functools
 import gc
 import inspect
 import math
@@ -20,8 +21,11 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from harness.depth import rooms, with_room_for
+from harness.interrupting import interrupted_everywhere
 
 from ddtrace_pytorch import event, scalar, set_step, span, step_tag
+from ddtrace_pytorch.records import here as here_now
 from ddtrace_pytorch.records import recorder as recorders
 from ddtrace_pytorch.records import scalars, switch
 from ddtrace_pytorch.records.attributes import NAME_LIMIT
@@ -467,17 +471,19 @@ def test_a_span_may_end_in_another_context_than_it_began_in(recorder: Recorder) 
 
 def test_spans_that_are_never_ended_keep_nothing_and_the_next_are_right(recorder: Recorder) -> None:
     with span("around"):
-        for _ in range(10_000):
-            span("lost").__enter__()
+        kept = [span("lost").__enter__() for _ in range(10_000)]
         depth, opened = 0, current.get()
         while opened is not None:
             depth, opened = depth + 1, opened.parent
         assert depth == DEEPEST
+        kept.clear()
         gc.collect()
         assert sum(type(one) in (Open, Span) for one in gc.get_objects()) < 2 * DEEPEST
+        with span("inside"):
+            pass
     with span("after"):
         pass
-    assert parents(by_name(recorder)) == {"around": None, "after": None}
+    assert parents(by_name(recorder)) == {"inside": "around", "around": None, "after": None}
 
 
 def test_a_thread_that_python_did_not_start_is_in_the_span_of_the_main_thread(recorder: Recorder) -> None:
@@ -826,3 +832,181 @@ def test_a_tensor_that_is_being_traced_has_no_number_and_nothing_is_warned_of_or
     assert kinds[0] == kinds[1]
     number, _ = rows(recorder)
     assert (number.values, number.types) == ({}, {"loss": "Tensor"})
+
+
+@span("decorated")
+def decorated() -> None:
+    event("in a function")
+
+
+@span("generator")
+def generated() -> Iterator[int]:
+    yield 1
+    yield 2
+
+
+def everything() -> None:
+    with span("outer", size=1) as _:
+        with span("inner"):
+            event("in a span", where="here")
+        decorated()
+        for _number in generated():
+            scalar({"loss": 1.0, "other": torch.ones(1)}, step=3)
+
+
+@pytest.mark.once
+def test_whatever_is_interrupted_the_users_code_hears_of_it_and_the_next_span_is_right(recorder: Recorder) -> None:
+    ours = tuple(f"ddtrace_pytorch/records/{name}.py" for name in ("user_span", "decorating", "notes", "scalars"))
+    many = 0
+    for number in interrupted_everywhere(everything, *ours, "ddtrace_pytorch/api.py"):
+        recorder.take()
+        with span("around"), span("next"):
+            decorated()
+        found = by_name(recorder)
+        expected = {"in a function": "decorated", "decorated": "next", "next": "around", "around": None}
+        assert (number, parents(found)) == (number, expected)
+        assert current.get() is None
+        assert here_now.local.here.innermost is None
+        many = number
+    assert many > 500
+
+
+def test_the_users_code_may_be_as_deep_as_it_may_go(recorder: Recorder, caplog: pytest.LogCaptureFixture) -> None:
+    error = ValueError("theirs")
+    for room in rooms():
+        opened = span("open")
+        with_room_for(room, opened.__enter__)
+        with_room_for(room, functools.partial(opened.__exit__, ValueError, error, None))
+        del opened
+        with_room_for(room, lambda: event("x", one=1, two="two"))
+        with_room_for(room, lambda: scalar({"loss": 1.0}, step=1))
+        with_room_for(room, lambda: set_step(1))
+        with_room_for(room, lambda: step_tag("x"))
+        with_room_for(room, lambda: span("x", one=1))
+    with span("after"):
+        pass
+    assert parents(by_name(recorder))["after"] is None
+
+
+class Meta(type):
+    @property
+    def __module__(cls) -> str:  # type: ignore[override]
+        raise SystemError("no module")
+
+    @property
+    def __name__(cls) -> str:  # type: ignore[override]
+        raise SystemError("no name")
+
+    def __hash__(cls) -> int:
+        raise SystemError("no hash")
+
+    def __eq__(cls, other: object) -> bool:
+        raise SystemError("never the same")
+
+
+class Hostile(metaclass=Meta):
+    """Raises whatever it is asked."""
+
+    @property
+    def __class__(self) -> Any:
+        raise SystemError("no class")
+
+    def _raises(self, *_: object) -> Any:
+        raise KeyboardInterrupt
+
+    __float__ = __int__ = __index__ = __len__ = __bool__ = __eq__ = __hash__ = __getattr__ = _raises  # type: ignore[assignment]
+    __str__ = __repr__ = __format__ = _raises  # type: ignore[assignment]
+
+
+class Liar(float):
+    __module__ = "numpy"
+
+
+# A class without a `__module__`.
+Homeless = eval("type('Homeless', (), {})", {})
+
+
+class Numeric(numpy.float64):
+    __module__ = "numpy"
+
+    def item(self, *_: Any) -> Any:
+        raise ValueError("no item")
+
+
+class Mine(dict):  # type: ignore[type-arg]
+    def items(self) -> Any:
+        raise ValueError("no items")
+
+
+def test_nothing_that_a_value_is_or_does_reaches_the_user(recorder: Recorder) -> None:
+    # Not one test for each: pytest itself asks what they are.
+    for value in (Hostile(), Liar(1.0), Homeless(), Homeless, Hostile, Numeric(1.0)):
+        with span("span", value=value):
+            event("event", value=value)
+            scalar({"scalar": value})
+        assert [row.kind for row in rows(recorder)] == [EVENT, SCALAR, SPAN]
+    scalar(Mine(a=1))
+
+
+class Name(str):
+    """Text of the user's own kind."""
+
+    def __len__(self) -> int:
+        raise ValueError("no length")
+
+
+def test_every_name_is_cut_off(recorder: Recorder) -> None:
+    long = "n" * 1_000_000
+    for name in (long, Name(long)):
+        step_tag(name)
+        with span(name):
+            event(name)
+            scalar({name: 1.0})
+    for row in rows(recorder):
+        for one in (row.name, *row.values, *row.tags):
+            assert type(one) is str
+            assert len(one) < 2 * NAME_LIMIT
+    assert len(recorder.progress.step.tags) == 1
+
+
+SAID: list[tuple[Callable[[], object], str]] = [
+    (lambda: span(3), "span() takes its name as a str, not 3"),  # type: ignore[arg-type]
+    (lambda: span(everything), 'span() takes its name as a str, not a function: use @span("name")'),  # type: ignore[arg-type]
+    (lambda: span(Hostile()), "span() takes its name as a str, not a Hostile"),  # type: ignore[arg-type]
+    (lambda: span("x")(3), "span() decorates a callable, not 3"),  # type: ignore[type-var]
+    (lambda: event(b"bytes"), "event() takes its name as a str, not b'bytes'"),  # type: ignore[arg-type]
+    (lambda: event(b"b" * 99), "event() takes its name as a str, not a bytes"),  # type: ignore[arg-type]
+    (lambda: scalar({1: 1.0}), "scalar() takes names of numbers as a str, not 1"),  # type: ignore[dict-item]
+    (lambda: scalar(("a", 1)), "scalar() takes a dict of numbers by their names, not a tuple"),  # type: ignore[arg-type]
+    (lambda: scalar(Hostile()), "scalar() takes a dict of numbers by their names, not a Hostile"),  # type: ignore[arg-type]
+    (lambda: scalar({"a": 1}, step=1.5), "scalar() takes step as an int, not 1.5"),  # type: ignore[arg-type]
+    (lambda: set_step("five"), "set_step() takes the step's number as an int, not a str"),  # type: ignore[arg-type]
+    (
+        lambda: set_step(1, relative_step=[]),  # type: ignore[arg-type]
+        "set_step() takes relative_step as an int, not a list",
+    ),
+    (lambda: step_tag(None), "step_tag() takes a word as a str, not None"),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("call", "said"), SAID, ids=[said for _, said in SAID])
+def test_a_type_error_says_what_was_given_and_what_is_expected(
+    recorder: Recorder, call: Callable[[], object], said: str
+) -> None:
+    with pytest.raises(TypeError) as caught:
+        call()
+    assert str(caught.value) == said
+    assert rows(recorder) == []
+
+
+class Uncertain:
+    def __index__(self) -> int:
+        raise ValueError("no number")
+
+
+def test_a_number_that_can_not_be_told_is_a_type_error_too(recorder: Recorder) -> None:
+    with pytest.raises(TypeError, match="not an Uncertain") as caught:
+        set_step(Uncertain())  # type: ignore[arg-type]
+    assert isinstance(caught.value.__cause__, ValueError)
+    set_step(numpy.int64(7))  # type: ignore[arg-type]
+    assert recorder.progress.step.number == 7
