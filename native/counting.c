@@ -25,6 +25,7 @@ static struct {
     Py_ssize_t call, started, address;                                          /* Slot */
     Py_ssize_t calls, recent, sizes, sampled;                                   /* Group */
     Py_ssize_t here, buckets, time, waited, bytes, unsized, notable, number;    /* Cell */
+    Py_ssize_t numbered;
 } at;
 
 static PyObject *name_slot, *name_nbytes, *name_dtype, *name_counter;
@@ -513,6 +514,7 @@ static PyObject *lay_out(PyObject *module, PyObject *args)
         {cell, "group", &at.here},       {cell, "buckets", &at.buckets}, {cell, "time", &at.time},
         {cell, "bytes", &at.bytes},      {cell, "unsized", &at.unsized}, {cell, "notable", &at.notable},
         {cell, "number", &at.number},    {slot, "address", &at.address}, {cell, "waited", &at.waited},
+        {cell, "numbered", &at.numbered},
     };
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         if (find(fields[i].type, fields[i].name, fields[i].offset))
@@ -543,11 +545,68 @@ static PyObject *times(PyObject *module, PyObject *cells)
     return PyLong_FromLongLong(sum);
 }
 
+/* Takes a Work that is gone out of those that are followed. */
+static PyObject *forget(PyObject *pending, PyObject *gone)
+{
+    if (PyDict_DelItem(pending, gone) && PyErr_ExceptionMatches(PyExc_KeyError))
+        PyErr_Clear(); /* it was waited for */
+    if (forgive())
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef forget_method = {"forget", forget, METH_O, NULL};
+
+/* Follows a Work; `known` are the pending ones, what forgets one, and a list of what is to be called before the first.
+ * One that can't be followed is none that anybody has to hear of. */
+static PyObject *track(PyObject *known, PyObject *const *args, Py_ssize_t many)
+{
+    PyObject *first = PyTuple_GET_ITEM(known, 2);
+    if (many < 2 || Py_TYPE(args[1]) != at.cell)
+        Py_RETURN_NONE;
+    if (PyList_GET_SIZE(first)) {
+        PyObject *begin = Py_NewRef(PyList_GET_ITEM(first, 0));
+        Py_XDECREF(PyObject_CallNoArgs(begin));
+        Py_DECREF(begin);
+    }
+    if (!PyErr_Occurred()) {
+        PyObject *cell = args[1], *peer = many > 2 ? args[2] : Py_None;
+        int64_t key = FIELD(cell, at.numbered) == Py_True ? number(FIELD(FIELD(cell, at.here), at.calls)) + 1 : 0;
+        PyObject *reference = PyWeakref_NewRef(args[0], PyTuple_GET_ITEM(known, 1));
+        PyObject *awaited = Py_BuildValue("OLO", cell, (long long)key, peer);
+        if (reference && awaited)
+            PyDict_SetItem(PyTuple_GET_ITEM(known, 0), reference, awaited);
+        Py_XDECREF(reference);
+        Py_XDECREF(awaited);
+    }
+    if (forgive())
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef track_method = {"track", (PyCFunction)(void (*)(void))track, METH_FASTCALL, NULL};
+
+/* Makes a function that follows Works; see _counting.pyi. */
+static PyObject *tracker(PyObject *module, PyObject *args)
+{
+    PyObject *pending, *first, *made = NULL;
+    if (!PyArg_ParseTuple(args, "O!O!:tracker", &PyDict_Type, &pending, &PyList_Type, &first))
+        return NULL;
+    PyObject *forgets = PyCFunction_New(&forget_method, pending);
+    PyObject *known = forgets ? PyTuple_Pack(3, pending, forgets, first) : NULL;
+    if (known)
+        made = PyCFunction_New(&track_method, known);
+    Py_XDECREF(known);
+    Py_XDECREF(forgets);
+    return made;
+}
+
 static PyMethodDef functions[] = {
     {"lay_out", lay_out, METH_VARARGS, NULL},
     {"instrument", instrument, METH_VARARGS, NULL},
     {"release", release, METH_O, NULL},
     {"times", times, METH_O, NULL},
+    {"tracker", tracker, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_counting", "The hot path in C.", -1, functions};

@@ -1,11 +1,18 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from harness.agent import Agent
 from harness.job import Jobs, jobs_in
+from hypothesis import settings
+
+# What a change is judged by is the same each time. HYPOTHESIS_PROFILE=explore looks for more.
+settings.register_profile("repeatable", derandomize=True)
+settings.register_profile("explore", derandomize=False)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
 @pytest.fixture(scope="session")

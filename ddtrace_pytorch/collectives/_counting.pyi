@@ -1,3 +1,4 @@
+import weakref
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
@@ -42,6 +43,16 @@ def instrument(
 
 def release(function: FunctionType, /) -> None:
     """Undo :func:`instrument`: `function` runs its own code again."""
+
+def tracker(
+    pending: dict[weakref.ref[Any], tuple[Cell, int, int | None]], first: list[Callable[[], None]], /
+) -> Callable[..., None]:
+    """Makes a function that takes a Work, its :class:`Cell` and perhaps a rank, and keeps in `pending`, while the Work
+    lives, the cell, the number that its call will have on the group (0: none) and that rank.
+
+    What is in `first` is called before, until it isn't there any more. A Work that can't be referred to weakly is not
+    followed.
+    """
 
 def times(cells: dict[Cell, None], /) -> int:
     """The ns in the calls that `cells` have counted, and in waiting for them.

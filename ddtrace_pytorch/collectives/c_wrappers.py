@@ -29,6 +29,9 @@ else:
 # What sums up the times of cells.
 times: Callable[[dict[Cell, None]], int] = _counting.times if exists else times_of
 
+# What makes a function that follows Works; None without that part.
+tracker = _counting.tracker if exists else None
+
 _NOTHING = (-1, "")
 _BYTES_OF_ONE = re.compile(r"(\w+)\.nbytes")
 

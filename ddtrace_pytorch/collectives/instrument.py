@@ -49,8 +49,8 @@ class Instrument:
         self._lives = lives
         self._forced = forced
         self._may_use_c = c_wrappers.exists and forced != "python"
-        self._waits = Waits(torch.distributed.distributed_c10d.Work, self.in_flight)
-        self._track = safely("follow an asynchronous collective")(self._waits.track)
+        self._waits = Waits(torch.distributed.distributed_c10d.Work, self.in_flight, self._may_use_c)
+        self._track = self._waits.track
         self._listening = Listening(ledger)
         self._hooks: NativeHooks | None = None
         self._undo: list[Callable[[], None]] = []

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import Any
 
-from ddtrace_pytorch.border import leave_no_trace, pass_on
+from ddtrace_pytorch.border import leave_no_trace, pass_on, safely
+from ddtrace_pytorch.collectives import c_wrappers
 from ddtrace_pytorch.collectives.in_flight import Awaited, InFlight
 from ddtrace_pytorch.in_place import stand_aside
 from ddtrace_pytorch.ledger import Cell
@@ -21,23 +22,32 @@ class Waits:
     has no others should not pay for that.
     """
 
-    def __init__(self, work_class: Any, in_flight: InFlight) -> None:
+    def __init__(self, work_class: Any, in_flight: InFlight, in_c: bool) -> None:
+        """`in_c`: by the part in C, where there is one, at a fraction of the cost."""
         self._class = work_class
         self._in_flight = in_flight
-        self._pending: dict[weakref.ref[Any], Awaited] = {}
+        self._pending: dict[weakref.ref[Any], tuple[Cell, int, int | None]] = {}
         self._undo: Callable[[], None] | None = None
         self._removed = False
         self._installing = threading.Lock()
+        # What is to be done before the first is followed.
+        self._first = [self._begin]
+        self.track: Callable[..., object] = safely("follow an asynchronous collective")(self._track)
+        if in_c and c_wrappers.tracker is not None:
+            self.track = c_wrappers.tracker(self._pending, self._first)
 
-    def track(self, work: Any, cell: Cell, peer: int | None = None) -> None:
+    def _track(self, work: Any, cell: Cell, peer: int | None = None) -> None:
         """`work` is that of a call that is about to be counted in `cell`; `peer`: of a transfer, the other rank."""
-        if self._undo is None:
-            with self._installing:
-                if self._undo is None and not self._removed:
-                    self._undo = self._install()
-        self._pending[weakref.ref(work, self._forget)] = Awaited(
-            cell, cell.group.calls + 1 if cell.numbered else 0, peer
-        )
+        for begin in tuple(self._first):
+            begin()
+        key = cell.group.calls + 1 if cell.numbered else 0
+        self._pending[weakref.ref(work, self._forget)] = (cell, key, peer)
+
+    def _begin(self) -> None:
+        with self._installing:
+            if self._undo is None and not self._removed:
+                self._undo = self._install()
+            self._first.clear()
 
     def _forget(self, gone: weakref.ref[Any]) -> None:
         self._pending.pop(gone, None)
@@ -71,8 +81,9 @@ class Waits:
                 except BaseException as error:
                     leave_no_trace(error)
                     raise
-            cell, started = of.cell, monotonic_ns()
-            slot.waits = of._replace(since=started)
+            cell, key, peer = of
+            started = monotonic_ns()
+            slot.waits = Awaited(cell, key, peer, started)
             try:
                 return original(self, *arguments, **named)
             except BaseException as error:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
 import pytest
+import torch
 
+from ddtrace_pytorch.collectives import c_wrappers
 from ddtrace_pytorch.collectives.in_flight import InFlight, Slot
 from ddtrace_pytorch.collectives.work import Waits
 from ddtrace_pytorch.ledger import Cell, Group, How, Ledger
@@ -77,14 +79,60 @@ class HashRaises(Work):
         raise RuntimeError("no hash")
 
 
+class WithSlots:
+    __slots__ = ()
+
+    def wait(self) -> str:
+        return "done"
+
+
+@pytest.fixture(params=["python", "c"])
+def waits(request: pytest.FixtureRequest) -> Iterator[Waits]:
+    in_c = request.param == "c"
+    if in_c and not c_wrappers.exists:
+        pytest.skip("built without a C compiler")
+    c_wrappers.prepare(torch)
+    waits = Waits(Work, InFlight(), in_c)
+    yield waits
+    waits.remove()
+
+
+def a_cell(numbered: bool = True) -> Cell:
+    return Cell(Ledger(NoGroups()), "all_reduce", Group("0", "world", "gloo", (0,), 0), How.ISSUED, numbered)
+
+
 @pytest.mark.parametrize("kind", [Work, WithoutHash, HashRaises])
-def test_a_work_of_the_users_own_class_is_waited_for(kind: type[Work]) -> None:
-    waits = Waits(Work, InFlight())
-    followed = Work()
-    cell = Cell(Ledger(NoGroups()), "all_reduce", Group("0", "world", "gloo", (0,), 0), How.ISSUED, True)
+def test_a_work_of_the_users_own_class_is_waited_for(waits: Waits, kind: type[Work]) -> None:
+    followed, cell = Work(), a_cell()
     waits.track(followed, cell)
-    try:
-        assert kind().wait() == "done"
-        assert (followed.wait(), cell.waits) == ("done", 1)
-    finally:
-        waits.remove()
+    assert kind().wait() == "done"
+    assert (followed.wait(), cell.waits) == ("done", 1)
+
+
+def test_works_are_followed_while_they_live(waits: Waits) -> None:
+    cell, other = a_cell(), a_cell(numbered=False)
+    cell.group.calls = 41
+    one, another = Work(), Work()
+    waits.track(one, cell)
+    waits.track(another, other, 3)
+    assert sorted(waits._pending.values(), key=lambda awaited: -awaited[1]) == [(cell, 42, None), (other, 0, 3)]
+    del one
+    assert list(waits._pending.values()) == [(other, 0, 3)]
+    another.wait()
+    assert (waits._pending, cell.waits, other.waits) == ({}, 0, 1)
+    del another  # after the wait nobody looks for it
+
+
+def test_a_work_that_cannot_be_followed_is_left_alone(waits: Waits) -> None:
+    for kind in (WithSlots, HashRaises):
+        waits.track(kind(), a_cell())
+    assert waits._pending == {}
+
+
+def test_a_callers_interrupt_while_a_work_is_followed_is_the_callers(waits: Waits) -> None:
+    class Interrupts(Work):
+        def __hash__(self) -> int:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        waits.track(Interrupts(), a_cell())

@@ -134,6 +134,12 @@ def test_a_rank_that_is_halted(case: Case, life: Life, after: float, seed: int) 
     halted = replace(run.roll(now, lags(seed))[case.rank], life=life)
     verdict = verdict_of(run, {case.rank: halted}, seed)
     others = run.waiting() - {case.rank}
+    if life is Life.ENDED and verdict is not None and verdict.kind is Kind.STUCK:
+        # It had come out of its last call, as who only sends does, and said goodbye: that its part was lost on the way
+        # is more than anybody knows.
+        assert case.rank not in run.waiting()
+        assert set(verdict.ranks) <= others
+        return
     assert named(verdict) == ((LIVES[life], (case.rank,)) if others else None)
 
 
