@@ -211,9 +211,10 @@ def _runs(place: Place, roll: Mapping[int, RankState], now: int, threshold: int)
     if any(wait.error is not None for wait in place.waits.values()):
         return False
     if place.lacks:
-        # A peer that has just said goodbye may have met the other, whose last word is older.
-        peers = [roll.get(rank) for rank in place.lacks]
-        return bool(place.spot.pair) and all(_ended(peer) and peer and now - peer.as_of < FRESH for peer in peers)
+        # A peer that has just said goodbye may have met the other, whose last word is older; not one that had raised.
+        peers = [peer for rank in place.lacks if (peer := roll.get(rank)) is not None and peer.raised is None]
+        fresh = [peer for peer in peers if _ended(peer) and now - peer.as_of < FRESH]
+        return bool(place.spot.pair) and len(fresh) == len(place.lacks)
     group, spot = place.any_wait.group, place.spot
     done = [state.groups[spot.group] for rank in group.ranks if (state := roll.get(rank)) and _completed(state, spot)]
     if place.any_wait.call.peer is None and done:
