@@ -59,12 +59,13 @@ SCRIPT = """
         made = torch.full((), 7.0, device="cuda")
         where = made.data_ptr()
     torch.cuda.current_stream().wait_stream(side)
-    torch.cuda._sleep(cycles // 10)
+    torch.cuda._sleep(cycles // 2)
     scalar({"freed": made})
     del made
     with torch.cuda.stream(side):
         # Whoever gets its memory writes there long before the number is copied.
-        others = [torch.zeros((), device="cuda") for _ in range(1_000)]
+        others = [torch.zeros((), device="cuda") for _ in range(50)]
+    said["not_copied_yet"] = not torch.cuda.current_stream().query()
     said["given_away"] = where in {other.data_ptr() for other in others}
     torch.cuda.synchronize()
     del others
@@ -92,6 +93,7 @@ def test_scalars_on_a_gpu(jobs: Jobs, tmp_path: Path) -> None:
     assert said["busy"], "all calls came back while the kernel ran"
     assert said["behind_us"] < 50
     assert said["replayed"] == 2
+    assert said["not_copied_yet"]
     assert not said["given_away"]
     numbers: dict[str, list[float]] = {}
     for record in of_type(log, "scalar"):
