@@ -115,7 +115,7 @@ def _around(lifecycle: Lifecycle, source: str, starts: bool, original: Callable[
         finally:
             if not inside:
                 here.fetches = False
-                steps.fetched(started, now(), id(self.__dict__.get(source)), exhausted)
+                steps.fetched(started, now(), self.__dict__.get(source), exhausted)
 
     return wait
 

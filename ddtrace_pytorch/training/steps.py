@@ -158,9 +158,11 @@ class Steps:
         self._always_by_hand = self._always_by_hand or (ended and was_by_hand)
         self._by_hand = self.known = True
 
-    def fetched(self, started: int, ended: int, source: int = 0, exhausted: bool = False) -> None:
-        """The thread that trains waited for data between two moments of the monotonic clock, in ns. `source`: for whose
-        data, as a number; `exhausted`: there was none any more."""
+    def fetched(self, started: int, ended: int, data: object = None, exhausted: bool = False) -> None:
+        """The thread that trains waited between two moments of the monotonic clock, in ns, for a batch of `data`;
+        `exhausted`: there was none any more."""
+        # As good as `id`, which raises an audit event: below compiled code Dynamo compiles the hooks for these.
+        source = object.__hash__(data)
         if self._end is None:
             if self.known:
                 self._feeding.feeds(source)

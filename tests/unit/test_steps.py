@@ -270,7 +270,7 @@ def test_what_the_user_numbers_first_begins_there(watched: Watched) -> None:
 def test_a_first_batch_begins_the_first_step(watched: Watched) -> None:
     watched.steps.begin_anew(1)
     for at in (100, 200):
-        watched.steps.fetched(at, at + 1, source=1)
+        watched.steps.fetched(at, at + 1, data=1)
     assert not watched.steps.known
     train(net := model(), SGD(net.parameters(), lr=0.1))
     assert watched.steps.known
