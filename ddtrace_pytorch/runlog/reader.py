@@ -93,16 +93,24 @@ def scan(directory: str, beside: Callable[[str], bool] = lambda name: False) -> 
     return found
 
 
-def read(log: RankLog, types: Collection[str] | None = None) -> Iterator[dict[str, Any]]:
+def read(
+    log: RankLog, types: Collection[str] | None = None, weigh: Callable[[bytes, int], None] | None = None
+) -> Iterator[dict[str, Any]]:
     """The records of `log` in the order they were written, one at a time; only those of `types` if given.
 
-    Lines of other types are passed over without parsing them. Adds to ``log.notes`` what could not be read.
+    Lines of other types are passed over without parsing them; `weigh` is told of each whole line, also of these, its
+    type and size. Adds to ``log.notes`` what could not be read.
     """
     for path in log.segments:
-        yield from read_file(path, log.notes, types)
+        yield from read_file(path, log.notes, types, weigh)
 
 
-def read_file(path: str, notes: list[str], types: Collection[str] | None = None) -> Iterator[dict[str, Any]]:
+def read_file(
+    path: str,
+    notes: list[str],
+    types: Collection[str] | None = None,
+    weigh: Callable[[bytes, int], None] | None = None,
+) -> Iterator[dict[str, Any]]:
     """The records of one file, plain or compressed; never raises for what is in it."""
     wanted = {word.encode() for word in types or ()}
     label = os.path.join(*path.split(os.sep)[-2:])
@@ -112,10 +120,13 @@ def read_file(path: str, notes: list[str], types: Collection[str] | None = None)
         with _open(path) as file:
             while line := file.readline(MAX_LINE):  # what is longer is no record, and comes in damaged parts
                 empty, truncated = False, not line.endswith(b"\n")
-                kind = _TYPE.match(line) if wanted and not truncated else None
-                if kind is not None and kind[1] not in wanted:
-                    read += 1
-                    continue
+                kind = _TYPE.match(line) if (wanted or weigh) and not truncated else None
+                if kind is not None:
+                    if weigh is not None:
+                        weigh(kind[1], len(line))
+                    if wanted and kind[1] not in wanted:
+                        read += 1
+                        continue
                 record = decode(line)
                 if record is None:
                     damaged += not truncated

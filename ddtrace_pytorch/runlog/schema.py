@@ -105,6 +105,15 @@ def encode(record: Mapping[str, Any]) -> bytes:
     return _encode_slowly(record)
 
 
+def json_text(value: Any) -> str:
+    """`value` as JSON in ASCII, by the rules of :func:`encode`; never raises."""
+    try:
+        text = _as_it_is(value)
+    except (OverflowError, RecursionError, RuntimeError, TypeError, ValueError):
+        return json.dumps(_plain(value, MAX_DEPTH), separators=(",", ":"), allow_nan=False)
+    return json.dumps(_plain(value, MAX_DEPTH), separators=(",", ":")) if "\\ud" in text else text
+
+
 def _encode_slowly(record: Mapping[str, Any]) -> bytes:
     head = {key: record[key] for key in ("type", "ts") if key in record}
     line = json.dumps(_plain({**head, **record}, MAX_DEPTH), separators=(",", ":"), allow_nan=False)
