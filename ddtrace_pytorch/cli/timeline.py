@@ -7,8 +7,9 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import IO, cast
 
 import click
@@ -28,11 +29,13 @@ from ddtrace_pytorch.cli.tables import line, size, span
 from ddtrace_pytorch.cli.terminal import console_on, visible
 from ddtrace_pytorch.runlog.reader import RankLog
 from ddtrace_pytorch.settings import BadValue, rank_choice
+from ddtrace_pytorch.timeline import pftrace
 from ddtrace_pytorch.timeline.attempts import attempts_of
 from ddtrace_pytorch.timeline.chrome import ChromeSink
 from ddtrace_pytorch.timeline.clocks import Aligned
 from ddtrace_pytorch.timeline.drawing import LIMIT, Asked, NoSuchSteps, Progress, Told, draw
 from ddtrace_pytorch.timeline.selection import COARSE, FINE, Steps
+from ddtrace_pytorch.timeline.sink import Sink
 
 # Of gzip's 1 to 9: what is above is hardly smaller, and takes much longer.
 COMPRESSION = 4
@@ -52,10 +55,16 @@ class NotWritable(Refused):
 @click.option(
     "-o",
     "--output",
-    default="trace.json.gz",
-    show_default=True,
     metavar="FILE",
-    help="Where to write it; compressed if the name ends in .gz; - is standard output.",
+    help="Where to write it, otherwise trace.json.gz; compressed if the name ends in .gz; - is standard output.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["json", "pftrace"]),
+    default="json",
+    show_default=True,
+    help="pftrace: Perfetto's own, which is smaller and takes the perfetto package.",
 )
 @job_option
 @attempt_option
@@ -71,7 +80,8 @@ class NotWritable(Refused):
 )
 def timeline_command(
     directory: str | None,
-    output: str,
+    output: str | None,
+    form: str,
     job: str | None,
     attempt: str,
     ranks: str,
@@ -84,6 +94,8 @@ def timeline_command(
     DIR holds run logs at any depth: a log root, one job, one run, or several hosts' copies. Without it, that is
     DD_PYTORCH_LOG_DIR or, where that is not set, ddtrace-pytorch-<user id> in the temporary directory.
     """
+    output = output or f"trace.{form}.gz"
+    sink_from = _format(form)
     console = console_on(sys.stderr if output == STDOUT else sys.stdout)
     asked = Asked(_steps(steps, last_steps), every)
     found = run_logs(directory)
@@ -102,7 +114,7 @@ def timeline_command(
 
     with _output(output) as file:
         try:
-            told = draw(logs, asked, lambda zero: ChromeSink(file, zero), _progress())
+            told = draw(logs, asked, partial(sink_from, file), _progress())
         except NoSuchSteps as error:
             raise NotThere(f"no such steps in job {chosen}: {error}") from None
         except OSError as error:
@@ -113,6 +125,16 @@ def timeline_command(
     _notes([*found.notes, *(note for log in (*unread, *(log for _, log in logs)) for note in log.notes)], console)
     if output != STDOUT:
         line(console, f"{output}: {size(told.written)} before compression; open it in https://ui.perfetto.dev")
+
+
+def _format(form: str) -> Callable[[IO[bytes], int], Sink]:
+    if form == "json":
+        return ChromeSink
+    try:
+        pftrace.vocabulary()
+    except pftrace.NotInstalled as error:
+        raise NotThere(str(error)) from None
+    return pftrace.PerfettoSink
 
 
 def _steps(written: str | None, last: int | None) -> Steps:

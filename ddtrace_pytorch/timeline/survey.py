@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddtrace_pytorch.cli.stragglers import ALL_WAIT_FOR_ALL
+from ddtrace_pytorch.collectives.surface import ALL_WAIT_FOR_ALL
 from ddtrace_pytorch.runlog.fields import integer, mapping, text
 from ddtrace_pytorch.runlog.reader import RankLog, read
 from ddtrace_pytorch.timeline.clocks import Call, Ends
@@ -114,6 +114,11 @@ def _calls(one: Surveyed) -> Iterator[tuple[Call, int]]:
                 one.steps.add(step, *times)
             continue
         called = call_of(record)
-        if called is not None and text(record, "source") == "completion" and text(record, "op") in ALL_WAIT_FOR_ALL:
+        if called is not None and _waited_for(text(record, "op"), text(record, "source")):
             group, number = called
             yield ((one.log.incarnation, group), number), times[1]
+
+
+def _waited_for(operation: str, source: str) -> bool:
+    """Whether such a call is over when all have come. NCCL's other calls come back when the work is queued."""
+    return operation == "barrier" or (source == "completion" and operation in ALL_WAIT_FOR_ALL)

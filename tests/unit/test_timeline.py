@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -311,6 +312,14 @@ def test_hosts_that_share_nothing_are_not_aligned_and_that_is_said(tmp_path: Pat
     assert begun[1] - begun[0] == pytest.approx(4_000_000)
 
 
+def test_of_what_does_not_wait_on_the_host_barriers_align_clocks(tmp_path: Path) -> None:
+    for rank, apart in ((0, 0.0), (1, 4.0)):
+        queued = [call(number, number + apart + rank * 0.1, 0.001, source="issue") for number in range(1, 9)]
+        barriers = [call(9, 9.5 + apart - rank * 0.3, 0.5 + rank * 0.3, op="barrier", source="issue")]
+        write(tmp_path, [*queued, *barriers], rank, host=f"host-{rank}")
+    assert "clock of host-1: -4s by 1 collective with host-0, residual 0s" in run(tmp_path).stdout
+
+
 def test_ranks_of_one_host_share_a_clock(tmp_path: Path) -> None:
     a_job(tmp_path)
     assert "clock" not in run(tmp_path).output
@@ -553,3 +562,56 @@ def test_what_steps_are_written_as() -> None:
     assert Steps.parse(":") == Steps()
     with pytest.raises(ValueError, match="x"):
         Steps.parse("x:1")
+
+
+def test_the_perfetto_package_is_asked_for_where_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, ALL_KINDS)
+    monkeypatch.setitem(sys.modules, "perfetto.protos.perfetto.trace", None)
+    result = run(tmp_path, "--format", "pftrace")
+    assert result.exit_code == 2
+    assert "pip install 'ddtrace-pytorch[timeline]'" in result.output
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_perfettos_own_format_says_the_same(tmp_path: Path) -> None:
+    words = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
+    for rank in range(2):
+        write(tmp_path, [*ALL_KINDS, *ODD, span(HOSTILE, 1, 2, attributes={HOSTILE: HOSTILE})], rank)
+    events = timeline(tmp_path)
+    size = (tmp_path / "out.json").stat().st_size
+    assert run(tmp_path, "--format", "pftrace").exit_code == 0
+    data = (tmp_path / "out.json").read_bytes()
+    assert len(data) < size * 0.8
+
+    tracks, interned, depth = {}, {}, Counter()
+    found: Counter[tuple[str, str]] = Counter()
+    flows: Counter[int] = Counter()
+    for packet in words.Trace.FromString(data).packet:
+        if packet.HasField("track_descriptor"):
+            tracks[packet.track_descriptor.uuid] = packet.track_descriptor
+            continue
+        if packet.sequence_flags & words.TracePacket.SEQ_INCREMENTAL_STATE_CLEARED:
+            interned.clear()
+        interned |= {one.iid: one.name for one in packet.interned_data.event_names}
+        event = packet.track_event
+        track = tracks[event.track_uuid]
+        assert track.parent_uuid in tracks
+        depth[event.track_uuid] += {event.TYPE_SLICE_BEGIN: 1, event.TYPE_SLICE_END: -1}.get(event.type, 0)
+        assert depth[event.track_uuid] in (0, 1)
+        flows.update(event.flow_ids)
+        if event.type == event.TYPE_COUNTER:
+            found["C", track.name] += 1
+        elif event.type != event.TYPE_SLICE_END:
+            found["X" if event.type == event.TYPE_SLICE_BEGIN else "i", interned[event.name_iid]] += 1
+    ours: Counter[tuple[str, str]] = Counter()
+    for one in events:
+        if one["ph"] == "C":
+            ours.update(("C", one["name"] if part == "value" else f"{one['name']}: {part}") for part in one["args"])
+        elif one["ph"] in "Xi":
+            ours[one["ph"], one["name"]] += 1
+    assert {key: many for key, many in found.items() if "script" not in key[1]} == {
+        key: many for key, many in ours.items() if "script" not in key[1]
+    }
+    assert sum(found.values()) == sum(ours.values())
+    assert sorted(flows.values()) == [2] * len(arrows(events))
+    assert [one.process.process_name for one in tracks.values() if one.HasField("process")] == processes(events)
