@@ -94,22 +94,22 @@ def scan(directory: str, beside: Callable[[str], bool] = lambda name: False) -> 
 
 
 def read(
-    log: RankLog, types: Collection[str] | None = None, weigh: Callable[[bytes, int], None] | None = None
+    log: RankLog, types: Collection[str] | None = None, look: Callable[[bytes, bytes], bool] | None = None
 ) -> Iterator[dict[str, Any]]:
     """The records of `log` in the order they were written, one at a time; only those of `types` if given.
 
-    Lines of other types are passed over without parsing them; `weigh` is told of each whole line, also of these, its
-    type and size. Adds to ``log.notes`` what could not be read.
+    Lines of other types are passed over without parsing them; `look` is given each whole line, also of these, and its
+    type, and says whether to parse it. Adds to ``log.notes`` what could not be read.
     """
     for path in log.segments:
-        yield from read_file(path, log.notes, types, weigh)
+        yield from read_file(path, log.notes, types, look)
 
 
 def read_file(
     path: str,
     notes: list[str],
     types: Collection[str] | None = None,
-    weigh: Callable[[bytes, int], None] | None = None,
+    look: Callable[[bytes, bytes], bool] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """The records of one file, plain or compressed; never raises for what is in it."""
     wanted = {word.encode() for word in types or ()}
@@ -120,11 +120,10 @@ def read_file(
         with _open(path) as file:
             while line := file.readline(MAX_LINE):  # what is longer is no record, and comes in damaged parts
                 empty, truncated = False, not line.endswith(b"\n")
-                kind = _TYPE.match(line) if (wanted or weigh) and not truncated else None
+                kind = _TYPE.match(line) if (wanted or look) and not truncated else None
                 if kind is not None:
-                    if weigh is not None:
-                        weigh(kind[1], len(line))
-                    if wanted and kind[1] not in wanted:
+                    looked_at = look is None or look(kind[1], line)
+                    if not looked_at or (wanted and kind[1] not in wanted):
                         read += 1
                         continue
                 record = decode(line)

@@ -84,6 +84,8 @@ SCHEMA_VERSION = 1
 MAX_DEPTH = 8
 MAX_INT_BITS = 4096  # beyond some 4,300 digits Python itself refuses to read an integer back
 
+_from_text = json.JSONDecoder().raw_decode
+
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -123,7 +125,10 @@ def _encode_slowly(record: Mapping[str, Any]) -> bytes:
 def decode(line: bytes) -> dict[str, Any] | None:
     """The record of one line; None if the line is damaged or is no record."""
     try:
-        record = json.loads(line)
+        text = line.strip().decode()
+        record, end = _from_text(text)  # loads() would first guess the encoding
+        if end != len(text):
+            return None
     except (ValueError, RecursionError):
         return None
     if not isinstance(record, dict):

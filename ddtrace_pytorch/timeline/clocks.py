@@ -42,6 +42,10 @@ class Ends:
         self._stride = 1
         self._kept = 0
 
+    def passes(self, number: int | None) -> bool:
+        """Whether calls of that number are not kept."""
+        return number is not None and number % self._stride != 0
+
     def add(self, host: str, ends: Iterable[tuple[Call, int]]) -> None:
         """All calls of one rank of `host`; those whose number comes twice say nothing of either."""
         mine: dict[Call, int | None] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
 from typing import Any
@@ -16,6 +16,7 @@ from ddtrace_pytorch.timeline.arrows import Arrows, OfRank, Point, Where
 from ddtrace_pytorch.timeline.clocks import Aligned, Ends, align
 from ddtrace_pytorch.timeline.lanes import InTurn, pack
 from ddtrace_pytorch.timeline.marks import Count, Mark, Moment, Slice, span_times
+from ddtrace_pytorch.timeline.quick import sieve
 from ddtrace_pytorch.timeline.selection import ALL_STEPS, Steps, Thinning, Window, call_of, thinning_for
 from ddtrace_pytorch.timeline.sink import Line, Sink
 from ddtrace_pytorch.timeline.survey import Surveyed, survey
@@ -62,6 +63,10 @@ class Told:
     outside: Counter[str] = field(default_factory=Counter)
     thinned: Counter[str] = field(default_factory=Counter)
 
+    def leave_out(self, kind: str, why: str) -> None:
+        self.read[kind] += 1
+        (self.outside if why == "outside" else self.thinned)[kind] += 1
+
     def check(self) -> None:
         """Nothing got lost."""
         assert self.read == self.drawn + self.outside + self.thinned, self
@@ -78,6 +83,20 @@ class _Rank:
     offset: int
     window: Window | None
     thinning: Thinning
+
+    def read(self, types: Collection[bytes], told: Told | None = None) -> Iterator[dict[str, Any]]:
+        """The records of `types` (all, if there are none), without those that needn't be parsed to be left out."""
+        sifted = sieve(self.window, self.thinning)
+
+        def look(kind: bytes, line: bytes) -> bool:
+            if types and kind not in types:
+                return False
+            why = sifted(kind, line)
+            if why and told is not None:
+                told.leave_out(kind.decode(), why)
+            return not why
+
+        return read(self.log, look=look)
 
     @property
     def log(self) -> RankLog:
@@ -119,7 +138,7 @@ def draw(
     arrows = Arrows()
     for at, rank in enumerate(ranks):
         progress("joining", at, len(ranks))
-        if len(ranks) > 1 and rank.surveyed.types & {b"call", b"span"}:
+        if len(ranks) > 1 and rank.surveyed.lines.keys() & {b"call", b"span"}:
             arrows.add(rank.number, _starts(rank))
     told = Told(len(ranks), thinning, clocks, arrows.settle())
 
@@ -146,7 +165,8 @@ def _thinning(surveyed: Sequence[Surveyed], asked: Asked) -> Thinning:
     fine = coarse = fixed = 0.0
     for one in surveyed:
         seen, chosen = seen + one.steps.seen, chosen + one.steps.chosen
-        fine, coarse, fixed = fine + one.fine, coarse + one.coarse, fixed + one.fixed
+        sizes = one.weight()
+        fine, coarse, fixed = fine + sizes[0], coarse + sizes[1], fixed + sizes[2]
     share = chosen / seen if seen and not asked.steps.all else 1.0
     return thinning_for(fine * share, coarse * share, fixed * share, asked.limit)
 
@@ -177,7 +197,7 @@ def _windows(surveyed: Sequence[Surveyed], wanted: Steps, offsets: Mapping[str, 
 
 
 def _starts(rank: _Rank) -> Iterator[tuple[Where, int, int]]:
-    for record in read(rank.log, ("call", "span")):
+    for record in rank.read((b"call", b"span")):
         called, times = call_of(record), span_times(record)
         if called is not None and times is not None and rank.draws(record):
             group, number = called
@@ -219,19 +239,19 @@ def _place(track: str, thread: bool) -> int:
 
 def _draw_rank(rank: _Rank, arrows: OfRank, lines: _Lines, told: Told) -> None:
     lines.begin(rank.number)
-    threads = _packed(rank) if b"user_span" in rank.surveyed.types else {}
+    threads = _packed(rank) if b"user_span" in rank.surveyed.lines else {}
     # A job that still runs writes while this reads.
     later = InTurn(LATER)
     in_turn: dict[str, InTurn] = {}
-    for record in read(rank.log):
+    for record in rank.read((), told):
         kind = record["type"]
-        told.read[kind] += 1
         if rank.window is not None and record not in rank.window:
-            told.outside[kind] += 1
+            told.leave_out(kind, "outside")
             continue
         if record not in rank.thinning:
-            told.thinned[kind] += 1
+            told.leave_out(kind, "thinned")
             continue
+        told.read[kind] += 1
         point = _point(record, rank, arrows)
         for mark in marks.marks(record):
             lane = 0
@@ -278,9 +298,9 @@ def _packed(rank: _Rank) -> dict[str, deque[int]]:
     starts: dict[str, array[int]] = {}
     ends: dict[str, array[int]] = {}
     owners: dict[str, array[int]] = {}
-    for record in read(rank.log, ("user_span",)):
+    for record in rank.read((b"user_span",)):
         times = span_times(record)
-        if times is None or not rank.draws(record):
+        if record["type"] != "user_span" or times is None or not rank.draws(record):
             continue
         thread, task = marks.thread_of(record), integer(record, "task")
         owner = task if task is not None and 0 <= task < marks.LATEST else THREAD_ITSELF

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +12,7 @@ from ddtrace_pytorch.runlog.fields import integer, mapping, text
 from ddtrace_pytorch.runlog.reader import RankLog, read
 from ddtrace_pytorch.timeline.clocks import Call, Ends
 from ddtrace_pytorch.timeline.marks import span_times
+from ddtrace_pytorch.timeline.quick import number_of
 from ddtrace_pytorch.timeline.selection import COARSE, FINE, Steps, StepTimes, call_of
 
 TRAINER = "trainer"
@@ -26,25 +27,21 @@ _COARSE = frozenset(word.encode() for word in COARSE)
 
 @dataclass
 class Surveyed:
-    """`fine`, `coarse` and `fixed`: bytes that its picture will take, of what is thinned first, later, and not."""
+    """`lines` and `bytes` of each type of record."""
 
     log: RankLog
     identity: dict[str, Any]
     steps: StepTimes
-    fine: float = 0
-    coarse: float = 0
-    fixed: float = 0
-    types: set[bytes] = field(default_factory=set)
+    lines: Counter[bytes] = field(default_factory=Counter)
+    bytes: Counter[bytes] = field(default_factory=Counter)
 
-    def weigh(self, kind: bytes, size: int) -> None:
-        self.types.add(kind)
-        drawn = size * GROWTH.get(kind, 1.0) + EVENT
-        if kind in _FINE:
-            self.fine += drawn
-        elif kind in _COARSE:
-            self.coarse += drawn
-        else:
-            self.fixed += drawn
+    def weight(self) -> tuple[float, float, float]:
+        """Bytes that its picture will take: of what is thinned first, of what is thinned later, of all else."""
+        weights = {"fine": 0.0, "coarse": 0.0, "fixed": 0.0}
+        for kind, size in self.bytes.items():
+            sort = "fine" if kind in _FINE else "coarse" if kind in _COARSE else "fixed"
+            weights[sort] += size * GROWTH.get(kind, 1.0) + EVENT * self.lines[kind]
+        return weights["fine"], weights["coarse"], weights["fixed"]
 
     @property
     def source(self) -> str:
@@ -92,7 +89,7 @@ def gpu_of(identity: dict[str, Any]) -> str:
 def survey(log: RankLog, wanted: Steps, ends: Ends | None) -> Surveyed:
     """Look at `log`, and put the ends of its collectives into `ends`, if that is wanted."""
     one = Surveyed(log, log.identity, StepTimes(wanted))
-    calls = _calls(one)
+    calls = _calls(one, ends)
     if ends is None:
         deque(calls, maxlen=0)
     else:
@@ -100,8 +97,16 @@ def survey(log: RankLog, wanted: Steps, ends: Ends | None) -> Surveyed:
     return one
 
 
-def _calls(one: Surveyed) -> Iterator[tuple[Call, int]]:
-    for record in read(one.log, ("identity", "step", "call"), one.weigh):
+def _calls(one: Surveyed, ends: Ends | None) -> Iterator[tuple[Call, int]]:
+    lines, sizes = one.lines, one.bytes
+    types = {b"identity"} | (set() if one.steps.wanted.all else {b"step"}) | (set() if ends is None else {b"call"})
+
+    def look(kind: bytes, line: bytes) -> bool:
+        lines[kind] += 1
+        sizes[kind] += len(line)
+        return kind in types and not (ends is not None and kind == b"call" and ends.passes(number_of(kind, line)))
+
+    for record in read(one.log, look=look):
         if record["type"] == "identity":
             one.identity = {**one.identity, **{name: said for name, said in record.items() if said is not None}}
             continue

@@ -14,13 +14,16 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from harness.story import SECOND, T0, Record, at, ended
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ddtrace_pytorch.cli.main import cli
 from ddtrace_pytorch.runlog.reader import scan
-from ddtrace_pytorch.runlog.schema import SegmentName, encode, safe_name
+from ddtrace_pytorch.runlog.schema import SegmentName, decode, encode, safe_name
 from ddtrace_pytorch.timeline.chrome import ChromeSink
 from ddtrace_pytorch.timeline.drawing import Asked, draw
-from ddtrace_pytorch.timeline.selection import Steps, Thinning, thinning_for
+from ddtrace_pytorch.timeline.quick import sieve
+from ddtrace_pytorch.timeline.selection import Steps, Thinning, Window, thinning_for
 
 MS = 1_000_000
 Event = dict[str, Any]
@@ -615,3 +618,58 @@ def test_perfettos_own_format_says_the_same(tmp_path: Path) -> None:
     assert sum(found.values()) == sum(ours.values())
     assert sorted(flows.values()) == [2] * len(arrows(events))
     assert [one.process.process_name for one in tracks.values() if one.HasField("process")] == processes(events)
+
+
+numbers = st.integers(-3, 30)
+maybe = st.one_of(st.none(), numbers)
+inside = st.dictionaries(st.sampled_from(["step", "key", "seq", '"step":4,"', "x"]), numbers | st.just('},"step":3,'))
+some_records = st.one_of(
+    st.builds(lambda n, m: step(1, metrics=m) | {"step": n}, numbers, inside),
+    st.builds(lambda n, m: call(1, 1, 1, str(m), step=3) | {"key": n}, maybe, inside),
+    st.builds(
+        lambda n, m, a, e: {
+            "type": "user_span", "ts": T0, "name": str(a), **_written(n, m, a), **({"error": {}} if e else {})
+        },
+        maybe, numbers, inside, st.booleans(),
+    ),
+    st.builds(lambda n, a: {"type": "scalar", "ts": T0, "seq": 4, "metrics": a, **_step(n)}, maybe, inside),
+    st.builds(lambda n, m: {"type": "beat", "ts": T0, "seq": n, "groups": m}, numbers, inside),
+)  # fmt: skip
+
+
+def _written(number: int | None, seq: int, attributes: Record) -> Record:
+    """In the order in which records of the user's are written."""
+    return {"seq": seq, **({"attributes": attributes} if attributes else {}), **_step(number)}
+
+
+def _step(number: int | None) -> Record:
+    return {} if number is None else {"step": number}
+
+
+@given(some_records, st.integers(1, 4), st.integers(1, 4), st.none() | st.builds(Steps, maybe, maybe))
+def test_a_line_that_is_not_parsed_would_have_been_left_out_for_the_same_reason(
+    record: Record, fine: int, coarse: int, steps: Steps | None
+) -> None:
+    window = None if steps is None else Window(steps, at(1), at(2))
+    thinning = Thinning(fine, coarse)
+    line = encode(record)
+    why = sieve(window, thinning)(record["type"].encode(), line)
+    known = decode(line)
+    assert known is not None
+    outside = window is not None and known not in window
+    plain = fine == coarse == 1 and (steps is None or steps.all)
+    assert not (plain and why)
+    if why:
+        assert why == ("outside" if outside else "thinned" if known not in thinning else "")
+
+
+def test_lines_as_they_are_written_are_not_parsed_where_they_are_left_out(tmp_path: Path) -> None:
+    look = sieve(Window(Steps(2, 9), at(1), at(2)), Thinning(4, 2))
+    records = [
+        step(3), step(1), {"type": "user_span", "ts": T0, "name": 'a "b"', **_written(6, 1, {})},
+        {"type": "scalar", "ts": T0, "seq": 1, "metrics": {"x": 1.0}, "step": 5},
+    ]  # fmt: skip
+    assert [look(one["type"].encode(), encode(one)) for one in records] == ["thinned", "outside", "thinned", "thinned"]
+    look = sieve(None, Thinning(4, 2))
+    beat = {"type": "beat", "ts": T0, "seq": 3, "steps": 4}
+    assert [look(one["type"].encode(), encode(one)) for one in (call(5, 1, 1), beat)] == ["thinned", "thinned"]
