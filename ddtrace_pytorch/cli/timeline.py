@@ -7,9 +7,8 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import IO, cast
 
 import click
@@ -31,11 +30,12 @@ from ddtrace_pytorch.runlog.reader import RankLog
 from ddtrace_pytorch.settings import BadValue, rank_choice
 from ddtrace_pytorch.timeline import pftrace
 from ddtrace_pytorch.timeline.attempts import attempts_of
-from ddtrace_pytorch.timeline.chrome import ChromeSink
+from ddtrace_pytorch.timeline.chrome import Chrome
 from ddtrace_pytorch.timeline.clocks import Aligned
+from ddtrace_pytorch.timeline.crew import workers_for
 from ddtrace_pytorch.timeline.drawing import LIMIT, Asked, NoSuchSteps, Progress, Told, draw
 from ddtrace_pytorch.timeline.selection import COARSE, FINE, Steps
-from ddtrace_pytorch.timeline.sink import Sink
+from ddtrace_pytorch.timeline.sink import Format
 
 # Of gzip's 1 to 9: what is above is hardly smaller, and takes much longer.
 COMPRESSION = 4
@@ -95,7 +95,7 @@ def timeline_command(
     DD_PYTORCH_LOG_DIR or, where that is not set, ddtrace-pytorch-<user id> in the temporary directory.
     """
     output = output or f"trace.{form}.gz"
-    sink_from = _format(form)
+    written_as = _format(form)
     console = console_on(sys.stderr if output == STDOUT else sys.stdout)
     asked = Asked(_steps(steps, last_steps), every)
     found = run_logs(directory)
@@ -114,27 +114,32 @@ def timeline_command(
 
     with _output(output) as file:
         try:
-            told = draw(logs, asked, partial(sink_from, file), _progress())
+            told = draw(logs, asked, written_as, file, workers_for(_size(logs)), _progress())
         except NoSuchSteps as error:
             raise NotThere(f"no such steps in job {chosen}: {error}") from None
         except OSError as error:
             raise NotWritable(f"can't write {output}: {error.strerror or error}") from None
     line(console, f"Job {chosen}" + (f", attempt {meant[0].number}" if len(meant) == 1 else ""), style="bold")
     _render(told, console)
-    unread = (log for log in found.logs if log.damaged)
-    _notes([*found.notes, *(note for log in (*unread, *(log for _, log in logs)) for note in log.notes)], console)
+    unread = (note for log in found.logs if log.damaged for note in log.notes)
+    _notes([*found.notes, *unread, *told.notes], console)
     if output != STDOUT:
         line(console, f"{output}: {size(told.written)} before compression; open it in https://ui.perfetto.dev")
 
 
-def _format(form: str) -> Callable[[IO[bytes], int], Sink]:
+def _format(form: str) -> Format:
     if form == "json":
-        return ChromeSink
+        return Chrome()
     try:
-        pftrace.vocabulary()
+        return pftrace.Perfetto()
     except pftrace.NotInstalled as error:
         raise NotThere(str(error)) from None
-    return pftrace.PerfettoSink
+
+
+def _size(logs: Sequence[tuple[int | None, RankLog]]) -> int:
+    """Of the files together, as far as it can be told."""
+    paths = (path for _, log in logs for path in log.segments)
+    return sum(os.path.getsize(path) for path in paths if os.path.exists(path))
 
 
 def _steps(written: str | None, last: int | None) -> Steps:
@@ -265,6 +270,6 @@ def _progress() -> Progress:
         return lambda what, done, of: None
 
     def told(what: str, done: int, of: int) -> None:
-        click.echo(f"\r\x1b[K{what}: {done:,} of {of:,} logs" if done + 1 < of else "\r\x1b[K", nl=False, err=True)
+        click.echo(f"\r\x1b[K{what}: {done:,} of {of:,} logs" if done < of else "\r\x1b[K", nl=False, err=True)
 
     return told

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import IO, Any
+from typing import Any
 
 from ddtrace_pytorch.runlog.schema import json_text
 from ddtrace_pytorch.timeline.arrows import Part, Point
 from ddtrace_pytorch.timeline.marks import MAX_NAME
-from ddtrace_pytorch.timeline.sink import Line
+from ddtrace_pytorch.timeline.sink import Line, Out
 
 # The longest that is written of one record's fields.
 MAX_FACTS = 100_000
@@ -19,20 +19,29 @@ LONGEST = 10 * 366 * 86_400 * 10**9
 BATCH = 1 << 16
 
 
+class Chrome:
+    """Events are in no order of time, which the format doesn't ask for."""
+
+    between = b",\n"
+
+    def begin(self, zero: int) -> bytes:
+        return f'{{"displayTimeUnit":"ns","otherData":{{"zero_ns":"{zero}"}},"traceEvents":[\n'.encode()
+
+    def end(self, about: Mapping[str, Any]) -> bytes:
+        return f'\n],"metadata":{json_text(about)}}}\n'.encode()
+
+    def sink(self, file: Out, zero: int) -> ChromeSink:
+        return ChromeSink(file, zero)
+
+
 class ChromeSink:
-    """Writes as it goes; events are in no order of time, which the format doesn't ask for.
+    """Writes as it goes."""
 
-    `zero` is the time, in ns, that the file counts from: the format has microseconds, mostly read as floats, and those
-    since the epoch are too large to have nanoseconds.
-    """
-
-    def __init__(self, file: IO[bytes], zero: int) -> None:
-        self.written = 0
+    def __init__(self, file: Out, zero: int) -> None:
         self._file = file
         self._zero = zero
         self._held: list[str] = []
         self._size = 0
-        self._put('{"displayTimeUnit":"ns","traceEvents":[\n')
         self._between = ""
 
     def process(self, process: int, name: str, place: int) -> None:
@@ -63,8 +72,7 @@ class ChromeSink:
         at = f'"ts":{_us(self._since(ts))},"pid":{process},"tid":0'
         self._event(f'{{"ph":"C",{at},"name":{_name(name)},"args":{json_text(values)}}}')
 
-    def close(self, about: Mapping[str, Any]) -> None:
-        self._put(f'\n],"otherData":{json_text({"zero_ns": str(self._zero), **about})}}}\n')
+    def close(self) -> None:
         self._flush()
 
     def _told(self, process: int, thread: int, what: str, args: str) -> None:
@@ -82,7 +90,6 @@ class ChromeSink:
 
     def _flush(self) -> None:
         self._file.write("".join(self._held).encode("ascii"))
-        self.written += self._size
         self._held.clear()
         self._size = 0
 

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from ddtrace_pytorch.runlog.fields import integer
 from ddtrace_pytorch.runlog.reader import RankLog, read
 from ddtrace_pytorch.timeline import marks
 from ddtrace_pytorch.timeline.arrows import Arrows, OfRank, Point, Where
-from ddtrace_pytorch.timeline.clocks import Aligned, Ends, align
+from ddtrace_pytorch.timeline.clocks import Aligned, Call, Ends, align
+from ddtrace_pytorch.timeline.crew import each
 from ddtrace_pytorch.timeline.lanes import InTurn, pack
 from ddtrace_pytorch.timeline.marks import Count, Mark, Moment, Slice, span_times
 from ddtrace_pytorch.timeline.quick import sieve
 from ddtrace_pytorch.timeline.selection import ALL_STEPS, Steps, Thinning, Window, call_of, thinning_for
-from ddtrace_pytorch.timeline.sink import Line, Sink
+from ddtrace_pytorch.timeline.sink import Format, Line, Out, Sink
 from ddtrace_pytorch.timeline.survey import Surveyed, survey
 
 # The picture is thinned beyond so many bytes, before they are compressed.
@@ -31,6 +35,12 @@ YEAR = 366 * DAY
 LATER = 50_000
 
 THREAD_ITSELF = -1
+
+# A process has fewer lines than two to the power of this.
+LINE_BITS = 20
+
+# So many ends of collectives are taken of one rank to put its clock right.
+ENDS_OF_A_RANK = 2_000
 
 Progress = Callable[[str, int, int], None]
 
@@ -58,6 +68,30 @@ class Told:
     clocks: Sequence[Aligned]
     arrows: int
     written: int = 0
+    notes: list[str] = field(default_factory=list)
+    read: Counter[str] = field(default_factory=Counter)
+    drawn: Counter[str] = field(default_factory=Counter)
+    outside: Counter[str] = field(default_factory=Counter)
+    thinned: Counter[str] = field(default_factory=Counter)
+
+    def add(self, part: _Part) -> None:
+        self.read += part.read
+        self.drawn += part.drawn
+        self.outside += part.outside
+        self.thinned += part.thinned
+        self.notes += part.notes
+
+    def check(self) -> None:
+        """Nothing got lost."""
+        assert self.read == self.drawn + self.outside + self.thinned, self
+        assert self.thinning != Thinning() or not self.thinned, self
+
+
+@dataclass
+class _Part:
+    """The same of one rank."""
+
+    notes: list[str]
     read: Counter[str] = field(default_factory=Counter)
     drawn: Counter[str] = field(default_factory=Counter)
     outside: Counter[str] = field(default_factory=Counter)
@@ -66,11 +100,6 @@ class Told:
     def leave_out(self, kind: str, why: str) -> None:
         self.read[kind] += 1
         (self.outside if why == "outside" else self.thinned)[kind] += 1
-
-    def check(self) -> None:
-        """Nothing got lost."""
-        assert self.read == self.drawn + self.outside + self.thinned, self
-        assert self.thinning != Thinning() or not self.thinned, self
 
 
 @dataclass(frozen=True)
@@ -84,8 +113,10 @@ class _Rank:
     window: Window | None
     thinning: Thinning
 
-    def read(self, types: Collection[bytes], told: Told | None = None) -> Iterator[dict[str, Any]]:
+    def read(self, types: Collection[bytes], told: _Part | None = None) -> Iterator[dict[str, Any]]:
         """The records of `types` (all, if there are none), without those that needn't be parsed to be left out."""
+        if self.window is None and self.thinning == Thinning():
+            return read(self.log, [kind.decode() for kind in types] or None)
         sifted = sieve(self.window, self.thinning)
 
         def look(kind: bytes, line: bytes) -> bool:
@@ -109,23 +140,25 @@ class _Rank:
 def draw(
     logs: Sequence[tuple[int | None, RankLog]],
     asked: Asked,
-    sink_from: Callable[[int], Sink],
+    form: Format,
+    file: Out,
+    workers: int = 1,
     progress: Progress = lambda what, done, of: None,
 ) -> Told:
     """Draw `logs`, each with the number of its attempt if that is to be said, in their order.
 
-    `sink_from` gets the time that the picture should count from.
-
     Raises:
-        NoSuchSteps: before a sink is asked for.
-        OSError: from the sink.
+        NoSuchSteps: before anything is written.
+        OSError: it can't be written.
     """
     several = len({log.host for _, log in logs}) > 1
     ends = Ends() if several else None
     surveyed = []
-    for at, (_, log) in enumerate(logs):
-        progress("looking", at, len(logs))
-        surveyed.append(survey(log, asked.steps, ends))
+    for one, mine in each(lambda at: _survey(logs[at][1], asked.steps, several), len(logs), workers):
+        surveyed.append(one)
+        if ends is not None:
+            ends.add(one.log.host, mine)
+        progress("looking", len(surveyed), len(logs))
     clocks = align(ends.of_host) if ends is not None else []
     offsets = {one.host: one.offset for one in clocks}
     windows = _windows(surveyed, asked.steps, offsets)
@@ -136,22 +169,57 @@ def draw(
     ]
 
     arrows = Arrows()
-    for at, rank in enumerate(ranks):
-        progress("joining", at, len(ranks))
-        if len(ranks) > 1 and rank.surveyed.lines.keys() & {b"call", b"span"}:
-            arrows.add(rank.number, _starts(rank))
+    if len(ranks) > 1:
+        for at, starts in enumerate(each(lambda at: [*_starts(ranks[at])], len(ranks), workers), 1):
+            arrows.add(at, starts)
+            progress("joining", at, len(ranks))
     told = Told(len(ranks), thinning, clocks, arrows.settle())
 
-    sink = sink_from(_zero([one.began for one in surveyed]))
-    lines = _Lines(sink)
-    for at, rank in enumerate(ranks):
-        progress("drawing", at, len(ranks))
-        sink.process(rank.number, rank.title, at)
-        _draw_rank(rank, arrows.of_rank(rank.number), lines, told)
+    zero = _zero([one.began for one in surveyed])
+    written = _Written(file)
+    written.write(form.begin(zero))
+    with TemporaryDirectory(prefix="ddtrace-pytorch-timeline-") as spool:
+
+        def part(at: int) -> _Part:
+            if workers < 2:
+                written.write(form.between if at else b"")
+                return _draw_rank(ranks[at], arrows.of_rank(at + 1), form.sink(written, zero))
+            with open(os.path.join(spool, str(at)), "wb") as mine:
+                return _draw_rank(ranks[at], arrows.of_rank(at + 1), form.sink(mine, zero))
+
+        for at, counted in enumerate(each(part, len(ranks), workers)):
+            if workers > 1:
+                path = os.path.join(spool, str(at))
+                written.write(form.between if at else b"")
+                with open(path, "rb") as theirs:
+                    shutil.copyfileobj(theirs, written)
+                os.unlink(path)
+            told.add(counted)
+            progress("drawing", at + 1, len(ranks))
     told.check()
-    sink.close({"records": dict(told.read), "drawn": dict(told.drawn)})
-    told.written = sink.written
+    written.write(form.end({"records": dict(told.read), "drawn": dict(told.drawn)}))
+    told.written = written.size
+    told.notes += [note for one in surveyed for note in one.log.notes]
     return told
+
+
+class _Written:
+    """Passes on, and counts."""
+
+    def __init__(self, file: Out) -> None:
+        self._file = file
+        self.size = 0
+
+    def write(self, data: bytes, /) -> int:
+        self._file.write(data)
+        self.size += len(data)
+        return len(data)
+
+
+def _survey(log: RankLog, steps: Steps, with_ends: bool) -> tuple[Surveyed, list[tuple[Call, int]]]:
+    ends = Ends(ENDS_OF_A_RANK) if with_ends else None
+    one = survey(log, steps, ends)
+    return one, [] if ends is None else [*ends.of_host[log.host].items()]
 
 
 def _zero(began: Sequence[int]) -> int:
@@ -209,24 +277,18 @@ def _in_64_bits(ns: int) -> int:
 
 
 class _Lines:
-    """The lines of all processes, each made when something is to be drawn on it. A number is used once."""
+    """The lines of one process, each made when something is to be drawn on it. No number is of two processes."""
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: Sink, process: int) -> None:
         self.sink = sink
-        self._next = 1
-        self._process = 0
-        self._lines: dict[tuple[str, bool, int], Line] = {}
-
-    def begin(self, process: int) -> None:
         self._process = process
-        self._lines.clear()
+        self._lines: dict[tuple[str, bool, int], Line] = {}
 
     def get(self, track: str, thread: bool, lane: int) -> Line:
         key = track, thread, lane
         line = self._lines.get(key)
         if line is None:
-            line = self._lines[key] = Line(self._process, self._next)
-            self._next += 1
+            line = self._lines[key] = Line(self._process, (self._process << LINE_BITS) + len(self._lines) + 1)
             self.sink.line(line, track if not lane else f"{track} ({lane + 1})", _place(track, thread) * 100_000 + lane)
         return line
 
@@ -237,8 +299,10 @@ def _place(track: str, thread: bool) -> int:
     return marks.ORDER.index(track) if track in marks.ORDER else len(marks.ORDER)
 
 
-def _draw_rank(rank: _Rank, arrows: OfRank, lines: _Lines, told: Told) -> None:
-    lines.begin(rank.number)
+def _draw_rank(rank: _Rank, arrows: OfRank, sink: Sink) -> _Part:
+    told = _Part(rank.log.notes)
+    sink.process(rank.number, rank.title, rank.number)
+    lines = _Lines(sink, rank.number)
     threads = _packed(rank) if b"user_span" in rank.surveyed.lines else {}
     # A job that still runs writes while this reads.
     later = InTurn(LATER)
@@ -266,6 +330,8 @@ def _draw_rank(rank: _Rank, arrows: OfRank, lines: _Lines, told: Told) -> None:
             _put(mark, lane, point, rank, lines)
             point = None
         told.drawn[kind] += 1
+    sink.close()
+    return told
 
 
 def _point(record: Mapping[str, Any], rank: _Rank, arrows: OfRank) -> Point | None:

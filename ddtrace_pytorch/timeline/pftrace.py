@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import IO, Any
+from typing import Any
 
 from ddtrace_pytorch.runlog.schema import json_text
 from ddtrace_pytorch.timeline.arrows import Point
 from ddtrace_pytorch.timeline.chrome import BATCH, LONGEST, MAX_FACTS
 from ddtrace_pytorch.timeline.marks import MAX_NAME
-from ddtrace_pytorch.timeline.sink import Line
+from ddtrace_pytorch.timeline.sink import Line, Out
 
 INSTALL = "pip install 'ddtrace-pytorch[timeline]'"
 
-# All packets are of one writer, so that a name is written once and then referred to.
-WRITER = 1
-
 # Names and keys are forgotten after so many different ones: a log may have any number of them.
 MOST_NAMES = 10_000
-
-WIDTH = 64
 
 
 class NotInstalled(Exception):
@@ -39,26 +34,43 @@ def vocabulary() -> Any:
     return words
 
 
-class PerfettoSink:
-    """Writes as it goes, as :class:`~ddtrace_pytorch.timeline.chrome.ChromeSink` does; `zero` as there.
+class Perfetto:
+    """A file is one message, whose packets may come in as many parts as one likes.
 
     Raises:
         NotInstalled: the package that knows the format can't be imported.
     """
 
-    def __init__(self, file: IO[bytes], zero: int) -> None:
-        self.written = 0
+    between = b""
+
+    def __init__(self) -> None:
         self._words = vocabulary()
+
+    def begin(self, zero: int) -> bytes:
+        return b""
+
+    def end(self, about: Mapping[str, Any]) -> bytes:
+        return b""
+
+    def sink(self, file: Out, zero: int) -> PerfettoSink:
+        return PerfettoSink(file, zero, self._words)
+
+
+class PerfettoSink:
+    """Writes as it goes. All packets of a process are of one writer: a name is written once and then referred to."""
+
+    def __init__(self, file: Out, zero: int, words: Any) -> None:
+        self._words = words
+        self._writer = 0
         self._file = file
         self._zero = zero
         self._held = bytearray()
-        self._counters: dict[tuple[int, str], int] = {}
-        self._last_counter = 1 << (WIDTH - 1)
+        self._counters: dict[str, int] = {}
         self._names: dict[str, int] = {}
         self._keys: dict[str, int] = {}
 
     def process(self, process: int, name: str, place: int) -> None:
-        self._counters.clear()
+        self._writer = process
         packet = self._words.TracePacket()
         track = packet.track_descriptor
         track.uuid = self._uuid(process)
@@ -100,17 +112,16 @@ class PerfettoSink:
             event.double_counter_value = value
             self._put(packet)
 
-    def close(self, about: Mapping[str, Any]) -> None:
+    def close(self) -> None:
         self._flush()
 
     def _uuid(self, process: int) -> int:
-        return (1 << (WIDTH - 2)) + process
+        return (1 << 62) + process
 
     def _counter(self, process: int, name: str) -> int:
-        known = self._counters.get((process, name))
+        known = self._counters.get(name)
         if known is None:
-            self._last_counter += 1
-            known = self._counters[process, name] = self._last_counter
+            known = self._counters[name] = (1 << 63) + (process << 32) + len(self._counters)
             packet = self._words.TracePacket()
             track = packet.track_descriptor
             track.uuid, track.parent_uuid = known, self._uuid(process)
@@ -122,7 +133,7 @@ class PerfettoSink:
     def _event(self, track: int, ts: int, kind: int) -> tuple[Any, Any]:
         packet = self._words.TracePacket()
         packet.timestamp = min(max(ts - self._zero, 0), LONGEST)
-        packet.trusted_packet_sequence_id = WRITER
+        packet.trusted_packet_sequence_id = self._writer
         event = packet.track_event
         event.type = kind
         event.track_uuid = track
@@ -158,14 +169,12 @@ class PerfettoSink:
     def _put(self, packet: Any) -> None:
         trace = self._words.Trace()
         trace.packet.append(packet)
-        # A file is one message, whose packets may come in as many parts as one likes.
         self._held += trace.SerializeToString()
         if len(self._held) >= BATCH:
             self._flush()
 
     def _flush(self) -> None:
-        self._file.write(self._held)
-        self.written += len(self._held)
+        self._file.write(bytes(self._held))
         self._held.clear()
 
 

@@ -1,4 +1,8 @@
-"""What a timeline is written into, whatever its format. Times are ns on the clock that all processes share."""
+"""What a timeline is written into, whatever its format. Times are ns on the clock that all processes share.
+
+A file is what a :class:`Format` begins it with, then the parts that a :class:`Sink` each writes, and the end. Formats
+have microseconds as floats, in which those since the epoch have no nanoseconds: so they count from `zero`.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +20,7 @@ class Line(NamedTuple):
 
 
 class Sink(Protocol):
-    written: int
-    """Bytes, before they are compressed."""
+    """Takes one process: first itself, then its lines, each before what is on it."""
 
     def process(self, process: int, name: str, place: int) -> None: ...
 
@@ -31,4 +34,19 @@ class Sink(Protocol):
 
     def count(self, process: int, name: str, ts: int, values: Mapping[str, float]) -> None: ...
 
-    def close(self, about: Mapping[str, Any]) -> None: ...
+    def close(self) -> None: ...
+
+
+class Out(Protocol):
+    def write(self, data: bytes, /) -> int: ...
+
+
+class Format(Protocol):
+    def begin(self, zero: int) -> bytes: ...
+
+    @property
+    def between(self) -> bytes: ...
+
+    def end(self, about: Mapping[str, Any]) -> bytes: ...
+
+    def sink(self, file: Out, zero: int) -> Sink: ...

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import os
+import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -20,7 +22,7 @@ from hypothesis import strategies as st
 from ddtrace_pytorch.cli.main import cli
 from ddtrace_pytorch.runlog.reader import scan
 from ddtrace_pytorch.runlog.schema import SegmentName, decode, encode, safe_name
-from ddtrace_pytorch.timeline.chrome import ChromeSink
+from ddtrace_pytorch.timeline.chrome import Chrome
 from ddtrace_pytorch.timeline.drawing import Asked, draw
 from ddtrace_pytorch.timeline.quick import sieve
 from ddtrace_pytorch.timeline.selection import Steps, Thinning, Window, thinning_for
@@ -432,11 +434,40 @@ def test_a_large_picture_is_thinned_to_the_limit(tmp_path: Path) -> None:
     logs = [(None, log) for log in scan(str(tmp_path)).logs]
     for limit in (2_000_000, 500_000, 150_000, 60_000):
         with (tmp_path / "out.json").open("wb") as file:
-            found = draw(logs, Asked(limit=limit), lambda zero: ChromeSink(file, zero))
+            found = draw(logs, Asked(limit=limit), Chrome(), file)
         assert limit / 6 < found.written <= limit
         assert found.thinning != Thinning()
         assert (found.thinning.coarse > 1) is (limit < 300_000)
         checked((tmp_path / "out.json").read_bytes())
+
+
+MANY_PROCESSES = """
+import os
+from ddtrace_pytorch.timeline import crew
+os.sched_getaffinity = lambda pid: {0, 1, 2}
+crew.WORTH_IT = 0
+from ddtrace_pytorch.cli.main import main
+main()
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--every", "2", "--steps", "3:6")])
+def test_several_processes_draw_the_same_as_one(tmp_path: Path, options: tuple[str, ...]) -> None:
+    a_job(tmp_path)
+    for rank in range(3, 7):
+        write(tmp_path, [*ODD, *ALL_KINDS, call(4, 4, 0.5)], rank, host=f"host-{rank}")
+    with (tmp_path / "4242" / "aaa" / "rank-00001.jsonl").open("ab") as file:
+        file.write(b"{nonsense}\n")
+    out = tmp_path / "out.json"
+    alone = run(tmp_path, *options).stdout
+    expected = out.read_bytes()
+    out.unlink()
+    env = {**os.environ, "COLUMNS": "300"}
+    command = [sys.executable, "-c", MANY_PROCESSES, "timeline", str(tmp_path), "-o", str(out), *options]
+    together = subprocess.run(command, capture_output=True, text=True, env=env, check=True)
+    assert together.stdout == alone
+    assert "skipped 1 damaged line" in alone
+    assert out.read_bytes() == expected
 
 
 def test_how_much_is_thinned() -> None:
