@@ -5,6 +5,10 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections.abc import Hashable, Sequence
+from itertools import islice
+
+# Of the lanes that an owner has, so many are looked at for a place; so the time it takes grows with the spans alone.
+TRIED = 8
 
 
 def pack(starts: Sequence[int], ends: Sequence[int], owners: Sequence[Hashable]) -> array[int]:
@@ -15,7 +19,7 @@ def pack(starts: Sequence[int], ends: Sequence[int], owners: Sequence[Hashable])
     of generators may, are on different lanes. The lowest lane that is free is taken.
     """
     lanes = array("i", bytes(4 * len(starts)))
-    held: dict[Hashable, list[tuple[int, list[int]]]] = {}
+    held: dict[Hashable, dict[int, list[int]]] = {}  # by owner and lane, until when its open spans are
     busy: list[tuple[int, int, int]] = []  # until when, lane, the span that took it
     free: list[int] = []
     lane_count = 0
@@ -24,13 +28,10 @@ def pack(starts: Sequence[int], ends: Sequence[int], owners: Sequence[Hashable])
         start, end, owner = starts[at], ends[at], owners[at]
         while busy and busy[0][0] <= start:
             _, lane, root = heapq.heappop(busy)
-            rest = [one for one in held[owners[root]] if one[0] != lane]
-            if rest:
-                held[owners[root]] = rest
-            else:
-                del held[owners[root]]
+            del held[owners[root]][lane]
             heapq.heappush(free, lane)
-        for there, around in held.get(owner, ()):
+        mine = held.setdefault(owner, {})
+        for there, around in islice(reversed(mine.items()), TRIED):
             while around[-1] <= start:
                 around.pop()
             if around[-1] >= end:
@@ -42,7 +43,7 @@ def pack(starts: Sequence[int], ends: Sequence[int], owners: Sequence[Hashable])
                 lane = heapq.heappop(free)
             else:
                 lane, lane_count = lane_count, lane_count + 1
-            held.setdefault(owner, []).append((lane, [end]))
+            mine[lane] = [end]
             heapq.heappush(busy, (end, lane, at))
         lanes[at] = lane
     return lanes
@@ -54,11 +55,18 @@ class InTurn:
     def __init__(self, first: int = 0) -> None:
         self._first = first
         self._until: list[int] = []
+        self._busy: list[tuple[int, int]] = []
+        self._free: list[int] = []
 
     def lane(self, start: int, end: int) -> int:
-        for lane, until in enumerate(self._until):
-            if until <= start:
-                self._until[lane] = end
-                return self._first + lane
-        self._until.append(end)
-        return self._first + len(self._until) - 1
+        while self._busy and self._busy[0][0] <= start:
+            heapq.heappush(self._free, heapq.heappop(self._busy)[1])
+        # What comes late may begin before a lane was free.
+        if self._free and self._until[self._free[0]] <= start:
+            lane = heapq.heappop(self._free)
+            self._until[lane] = end
+        else:
+            lane = len(self._until)
+            self._until.append(end)
+        heapq.heappush(self._busy, (end, lane))
+        return self._first + lane

@@ -302,6 +302,7 @@ def test_hosts_are_put_on_one_clock(tmp_path: Path) -> None:
     events = checked((tmp_path / "out.json").read_bytes())
     begun = sorted(one["ts"] for one in events if one["name"] == "all_reduce #1")
     assert begun[1] - begun[0] == pytest.approx(200_000)
+    assert of(events, "end")["ts"] - begun[0] == pytest.approx(8_000_000)
     assert "clock of host-b: -3s by 5 collectives with host-a, residual 0s" in result.stdout
     assert "WARNING" not in result.output
 

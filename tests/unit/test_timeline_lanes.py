@@ -60,3 +60,22 @@ def test_no_more_lines_than_are_needed_where_nothing_nests(found: list[tuple[int
 def test_in_turn() -> None:
     lanes = InTurn()
     assert [lanes.lane(1, 4), lanes.lane(4, 6), lanes.lane(5, 7), lanes.lane(6, 8)] == [0, 0, 1, 0]
+    # Late, and before the first was over.
+    assert lanes.lane(3, 9) == 2
+
+
+@given(spans)
+def test_nothing_in_turn_overlaps_in_whichever_order_it_comes(found: list[tuple[int, int, int]]) -> None:
+    lanes = InTurn()
+    made = [(start, start + took, lanes.lane(start, start + took)) for start, took, _ in found]
+    for at, (start, end, lane) in enumerate(made):
+        for other_start, other_end, other in made[:at]:
+            assert lane != other or end <= other_start or other_end <= start
+
+
+def test_lanes_take_time_in_proportion_to_the_spans_whatever_they_are() -> None:
+    many = 50_000  # squared, that would not end within the test's time
+    pack(range(many), range(many, 2 * many), [None] * many)
+    pack(range(many), range(many, 2 * many), range(many))
+    lanes = InTurn()
+    assert [lanes.lane(at, at + many) for at in range(many)] == [*range(many)]
