@@ -293,7 +293,7 @@ def test_a_call_told_of_twice_has_one_point_and_two_of_one_number_have_none(tmp_
 
 
 def test_hosts_are_put_on_one_clock(tmp_path: Path) -> None:
-    apart = 3 * SECOND
+    apart = -3 * SECOND
     write(tmp_path, [call(number, number, 0.5) for number in range(1, 6)], 0)
     late = [call(number, number + 0.2, 0.3) for number in range(1, 6)]
     moved = [{**one, "ts": one["ts"] + apart, "start": one["start"] + apart} for one in late]
@@ -303,7 +303,7 @@ def test_hosts_are_put_on_one_clock(tmp_path: Path) -> None:
     begun = sorted(one["ts"] for one in events if one["name"] == "all_reduce #1")
     assert begun[1] - begun[0] == pytest.approx(200_000)
     assert of(events, "end")["ts"] - begun[0] == pytest.approx(8_000_000)
-    assert "clock of host-b: -3s by 5 collectives with host-a, residual 0s" in result.stdout
+    assert "clock of host-b: +3s by 5 collectives with host-a, residual 0s" in result.stdout
     assert "WARNING" not in result.output
 
 
@@ -343,8 +343,10 @@ def test_other_sources_of_the_job_are_drawn_with_the_attempt_they_were_there_in(
     write(tmp_path, [{"type": "beat", "ts": at(8), "seq": 1}], incarnation="ccc", source="rollout", ts=T0 - SECOND)
     write(tmp_path, [{"type": "beat", "ts": at(110), "seq": 1}], incarnation="ddd", source="reward", ts=at(50))
     assert processes(timeline(tmp_path)) == ["rank 0 · host-a", "reward 0 · host-a"]
+    before = [{"type": "beat", "ts": T0 - 5 * SECOND, "seq": 1}]
+    write(tmp_path, before, incarnation="eee", source="prepare", ts=T0 - 9 * SECOND)
     assert processes(timeline(tmp_path, "--attempt", 1)) == [
-        "rank 0 · host-a", "rollout 0 · host-a", "reward 0 · host-a"
+        "rank 0 · host-a", "rollout 0 · host-a", "reward 0 · host-a", "prepare 0 · host-a"
     ]  # fmt: skip
     assert processes(timeline(tmp_path, "--attempt", "all"))[0] == "attempt 1 · rank 0 · host-a"
 
@@ -404,6 +406,16 @@ def test_a_rank_without_steps_is_cut_to_the_time_of_the_others(tmp_path: Path) -
     asked = [span(f"ask {second}", second + 0.2, second + 0.4) for second in range(1, 9)]
     write(tmp_path, asked, source="rollout", incarnation="bbb")
     assert names(timeline(tmp_path, "--steps", "3:4")) == {"step 3": 1, "step 4": 1, "ask 3": 1, "ask 4": 1}
+
+
+def test_that_is_on_the_clock_of_all(tmp_path: Path) -> None:
+    barriers = [call(number, number + 0.1, 0.1, op="barrier") for number in range(1, 9)]
+    late = [{**one, "ts": one["ts"] + 50 * SECOND, "start": one["start"] + 50 * SECOND} for one in barriers]
+    asked = [span(f"ask {second}", second + 50.2, second + 50.4) for second in range(1, 9)]
+    write(tmp_path, [*late, *asked], 0, host="host-b")
+    write(tmp_path, [*barriers, *(step(number) for number in range(1, 9))], 1)
+    shown = names(timeline(tmp_path, "--steps", "3:4"))
+    assert {name for name in shown if name.startswith(("ask", "step"))} == {"step 3", "step 4", "ask 3", "ask 4"}
 
 
 def test_every_nth_is_the_same_on_all_ranks_and_what_is_left_out_is_said(tmp_path: Path) -> None:
