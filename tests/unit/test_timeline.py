@@ -115,6 +115,7 @@ def checked(data: bytes) -> list[Event]:
             assert all(type(value) in (int, float) and math.isfinite(value) for value in one["args"].values())
         if one["ph"] in "stf":
             assert (one["pid"], one["tid"], one["ts"]) in slices
+            assert one.get("bp") == ("e" if one["ph"] == "f" else None)
             flows[one["id"]].append((one["ts"], one["ph"]))
     for points in flows.values():
         # A viewer goes through them in order of time, and where that is the same, of the file.
@@ -423,14 +424,19 @@ def test_every_nth_is_the_same_on_all_ranks_and_what_is_left_out_is_said(tmp_pat
     path = tmp_path / "4242" / "aaa" / "rank-00000.jsonl"
     failed = span("failed", 3, 4, step=3, error={"type": "E"})
     spans = [span(f"s{number}", number, number + 0.5, step=number) for number in range(1, 9)]
+    for rank in range(3):
+        # A rank may be in another step when it comes to the same call.
+        with path.with_name(f"rank-0000{rank}.jsonl").open("ab") as file:
+            file.write(encode(call(12, 8, 0.1 + rank, "1", step=5 + rank)))
     path.write_bytes(path.read_bytes() + b"".join(map(encode, [*spans, failed])))
     result = run(tmp_path, "--every", 4)
     events = checked((tmp_path / "out.json").read_bytes())
     assert {name for name in names(events) if not name.startswith("step")} == {
-        "all_reduce #4", "all_reduce #8", "s4", "s8", "failed (error)"
+        "all_reduce #4", "all_reduce #8", "all_reduce #12", "s4", "s8", "failed (error)"
     }  # fmt: skip
     assert names(events)["step 5"] == 3
-    assert len(arrows(events)) == 4
+    assert len(arrows(events)) == 5
+    assert names(events)["all_reduce #12"] == 3
     assert (
         "left out, of call, span, user_span all but every 4th: 32 call, 6 user_span (--every 1 draws all)"
         in result.stdout
@@ -672,7 +678,7 @@ some_records = st.one_of(
     st.builds(lambda n, m: call(1, 1, 1, str(m), step=3) | {"key": n}, maybe, inside),
     st.builds(
         lambda n, m, a, e: {
-            "type": "user_span", "ts": T0, "name": str(a), **_written(n, m, a), **({"error": {}} if e else {})
+            "type": "user_span", "ts": T0, "name": str(a), **_written(n, m, a), **({"error": {"type": 1}} if e else {})
         },
         maybe, numbers, inside, st.booleans(),
     ),
@@ -714,6 +720,7 @@ def test_lines_as_they_are_written_are_not_parsed_where_they_are_left_out(tmp_pa
         {"type": "scalar", "ts": T0, "seq": 1, "metrics": {"x": 1.0}, "step": 5},
     ]  # fmt: skip
     assert [look(one["type"].encode(), encode(one)) for one in records] == ["thinned", "outside", "thinned", "thinned"]
+    assert look(b"user_span", encode({**records[2], "error": {"type": "E"}})) == ""
     look = sieve(None, Thinning(4, 2))
     beat = {"type": "beat", "ts": T0, "seq": 3, "steps": 4}
     assert [look(one["type"].encode(), encode(one)) for one in (call(5, 1, 1), beat)] == ["thinned", "thinned"]
