@@ -35,7 +35,7 @@ class Chrome:
 
 
 class ChromeSink:
-    """Writes as it goes."""
+    """Writes as it goes. What is of a process as a whole is of the thread with its number, which is no line."""
 
     def __init__(self, file: Out, zero: int) -> None:
         self._file = file
@@ -45,8 +45,8 @@ class ChromeSink:
         self._between = ""
 
     def process(self, process: int, name: str, place: int) -> None:
-        self._told(process, 0, "process_name", f'"name":{_name(name)}')
-        self._told(process, 0, "process_sort_index", f'"sort_index":{place}')
+        self._told(process, process, "process_name", f'"name":{_name(name)}')
+        self._told(process, process, "process_sort_index", f'"sort_index":{place}')
 
     def line(self, line: Line, name: str, place: int) -> None:
         self._told(line.process, line.id, "thread_name", f'"name":{_name(name)}')
@@ -69,7 +69,7 @@ class ChromeSink:
         self._event(f'{{"ph":"i",{at},"s":"{scope}","cat":"moment","name":{_name(name)},"args":{_facts(facts)}}}')
 
     def count(self, process: int, name: str, ts: int, values: Mapping[str, float]) -> None:
-        at = f'"ts":{_us(self._since(ts))},"pid":{process},"tid":0'
+        at = f'"ts":{_us(self._since(ts))},"pid":{process},"tid":{process}'
         self._event(f'{{"ph":"C",{at},"name":{_name(name)},"args":{json_text(values)}}}')
 
     def close(self) -> None:

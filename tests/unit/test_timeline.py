@@ -98,6 +98,9 @@ def checked(data: bytes) -> list[Event]:
     events: list[Event] = json.loads(data, parse_constant=constant)["traceEvents"]
     named = {(one["pid"], one["tid"]) for one in events if one["name"] == "thread_name"}
     assert len(named) == len({tid for _, tid in named})
+    # Zero is the idle thread of a kernel, and the process' own number its main thread.
+    assert all(one["pid"] > 0 and one["tid"] > 0 for one in events)
+    assert not any(pid == tid for pid, tid in named)
     lines: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     flows: dict[int, list[tuple[float, str]]] = defaultdict(list)
     slices = {(one["pid"], one["tid"], one["ts"]) for one in events if one["ph"] == "X"}
