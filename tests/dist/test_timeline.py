@@ -55,15 +55,20 @@ def test_two_ranks_on_one_clock_with_arrows_between_them(jobs: Jobs, tmp_path: P
     assert result.exit_code == 0, result.output
     assert f"2 processes, {len(records(log))} records drawn of {len(records(log))}" in result.stdout
     events = json.loads(out.read_bytes())["traceEvents"]
-    shown = [Counter(one["name"] for one in events if one["ph"] in "XiC" and one["pid"] == pid) for pid in (1, 2)]
+    shown = [Counter(one["name"] for one in events if one["ph"] in "XC" and one["pid"] == pid) for pid in (1, 2)]
     for names in shown:
-        assert {"step 1", "step 2", "step 3", "work", "reduce", "loss", "done", "identity"} <= names.keys()
+        assert {"step 1", "step 2", "step 3", "work", "reduce", "loss"} <= names.keys()
         assert (names["work"], names["answer"], names["loss"]) == (3, 3, 3)
+    assert Counter(one["name"] for one in events if one["ph"] == "i")["done"] == 2
+    slices = [one for one in events if one["ph"] == "X" and one["pid"] == 1]
     titles = {one["tid"]: one["args"]["name"] for one in events if one["name"] == "thread_name"}
-    asked = [one for one in events if one["ph"] == "X" and one["name"].startswith("ask ") and one["pid"] == 1]
+    asked = [one for one in slices if one["name"].startswith("ask ")]
     assert sorted(titles[one["tid"]] for one in asked) == ["MainThread", "MainThread (2)", "MainThread (3)"]
-    answers = [one["tid"] for one in events if one["name"] == "answer" and one["pid"] == 1]
+    answers = [one["tid"] for one in slices if one["name"] == "answer"]
     assert sorted(answers) == sorted(one["tid"] for one in asked)
+
+    saved = {one["name"] for one in slices if titles[one["tid"]] == "checkpoints"}
+    assert saved == {"0.pt"}
 
     flows: dict[int, list[tuple[float, str, int]]] = {}
     for one in events:
