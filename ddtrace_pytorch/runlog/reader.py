@@ -98,7 +98,7 @@ def read(
 ) -> Iterator[dict[str, Any]]:
     """The records of `log` in the order they were written, one at a time; only those of `types` if given.
 
-    Lines of other types are passed over without parsing them; `look` is given each whole line, also of these, and its
+    Lines of other types are passed over without parsing them; of the rest, `look` is given each whole line and its
     type, and says whether to parse it. Adds to ``log.notes`` what could not be read.
     """
     for path in log.segments:
@@ -121,11 +121,11 @@ def read_file(
             while line := file.readline(MAX_LINE):  # what is longer is no record, and comes in damaged parts
                 empty, truncated = False, not line.endswith(b"\n")
                 kind = _TYPE.match(line) if (wanted or look) and not truncated else None
-                if kind is not None:
-                    looked_at = look is None or look(kind[1], line)
-                    if not looked_at or (wanted and kind[1] not in wanted):
-                        read += 1
-                        continue
+                if kind is not None and (
+                    (wanted and kind[1] not in wanted) or (look is not None and not look(kind[1], line))
+                ):
+                    read += 1
+                    continue
                 record = decode(line)
                 if record is None:
                     damaged += not truncated

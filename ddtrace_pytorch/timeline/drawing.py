@@ -115,19 +115,18 @@ class _Rank:
 
     def read(self, types: Collection[bytes], told: _Part | None = None) -> Iterator[dict[str, Any]]:
         """The records of `types` (all, if there are none), without those that needn't be parsed to be left out."""
+        words = [kind.decode() for kind in types] or None
         if self.window is None and self.thinning == Thinning():
-            return read(self.log, [kind.decode() for kind in types] or None)
+            return read(self.log, words)
         sifted = sieve(self.window, self.thinning)
 
         def look(kind: bytes, line: bytes) -> bool:
-            if types and kind not in types:
-                return False
             why = sifted(kind, line)
             if why and told is not None:
                 told.leave_out(kind.decode(), why)
             return not why
 
-        return read(self.log, look=look)
+        return read(self.log, words, look)
 
     @property
     def log(self) -> RankLog:
