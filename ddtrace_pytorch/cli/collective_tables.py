@@ -6,9 +6,10 @@ from rich.console import Console
 
 from ddtrace_pytorch.cli.collectives import Group, Operation, Unseen
 from ddtrace_pytorch.cli.single_calls import SingleCall
-from ddtrace_pytorch.cli.stragglers import ALL_WAIT_FOR_ALL, Stragglers
+from ddtrace_pytorch.cli.stragglers import Stragglers
 from ddtrace_pytorch.cli.summary import Attempt
 from ddtrace_pytorch.cli.tables import line, row, size, span, speed, table
+from ddtrace_pytorch.collectives.surface import ALL_WAIT_FOR_ALL
 
 GROUPS_SHOWN = 6
 OPERATIONS_SHOWN = 12

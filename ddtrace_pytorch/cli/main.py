@@ -15,6 +15,7 @@ COMMANDS = {
     "doctor": "ddtrace_pytorch.cli.doctor:doctor",
     "recover": "ddtrace_pytorch.cli.recover:recover_command",
     "report": "ddtrace_pytorch.cli.report:report",
+    "timeline": "ddtrace_pytorch.cli.timeline:timeline_command",
 }
 
 

@@ -20,12 +20,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ddtrace_pytorch.collectives.surface import OPERATIONS, Kind
+from ddtrace_pytorch.collectives.surface import ALL_WAIT_FOR_ALL
 from ddtrace_pytorch.runlog.fields import TOO_LARGE, integer, text
-
-ALL_WAIT_FOR_ALL = frozenset(
-    one.name for one in OPERATIONS if one.root is None and one.kind in (Kind.COLLECTIVE, Kind.OBJECTS)
-)
 
 # Of a group's waiting, as much as one rank has to be the reason of to be called late.
 MOST = 0.5

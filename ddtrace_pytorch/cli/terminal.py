@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TextIO
 
 from rich.console import Console
 
@@ -13,8 +14,13 @@ PIPED = 200
 
 def standard_output() -> Console:
     """A console on standard output that takes everything literally."""
-    width = None if sys.stdout.isatty() or os.environ.get("COLUMNS") else PIPED
-    return Console(file=sys.stdout, markup=False, highlight=False, emoji=False, width=width)
+    return console_on(sys.stdout)
+
+
+def console_on(stream: TextIO) -> Console:
+    """A console that takes everything literally."""
+    width = None if stream.isatty() or os.environ.get("COLUMNS") else PIPED
+    return Console(file=stream, markup=False, highlight=False, emoji=False, width=width)
 
 
 def visible(text: str) -> str:

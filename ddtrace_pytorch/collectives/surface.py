@@ -318,6 +318,11 @@ OPERATIONS: tuple[Operation, ...] = (
 BY_NAME = {operation.name: operation for operation in OPERATIONS if operation.renamed is None}
 BY_NATIVE_NAME = {name: operation for operation in BY_NAME.values() for name in operation.native}
 
+# In which nobody comes back before all have come. A root needs not wait for anybody.
+ALL_WAIT_FOR_ALL = frozenset(
+    one.name for one in OPERATIONS if one.root is None and one.kind in (Kind.COLLECTIVE, Kind.OBJECTS)
+)
+
 # What backends count tensor by tensor where it is coalesced (see ddtrace_pytorch.collectives.coverage).
 SCATTERS = "reduce_scatter_tensor"
 

@@ -93,16 +93,24 @@ def scan(directory: str, beside: Callable[[str], bool] = lambda name: False) -> 
     return found
 
 
-def read(log: RankLog, types: Collection[str] | None = None) -> Iterator[dict[str, Any]]:
+def read(
+    log: RankLog, types: Collection[str] | None = None, look: Callable[[bytes, bytes], bool] | None = None
+) -> Iterator[dict[str, Any]]:
     """The records of `log` in the order they were written, one at a time; only those of `types` if given.
 
-    Lines of other types are passed over without parsing them. Adds to ``log.notes`` what could not be read.
+    Lines of other types are passed over without parsing them; of the rest, `look` is given each whole line and its
+    type, and says whether to parse it. Adds to ``log.notes`` what could not be read.
     """
     for path in log.segments:
-        yield from read_file(path, log.notes, types)
+        yield from read_file(path, log.notes, types, look)
 
 
-def read_file(path: str, notes: list[str], types: Collection[str] | None = None) -> Iterator[dict[str, Any]]:
+def read_file(
+    path: str,
+    notes: list[str],
+    types: Collection[str] | None = None,
+    look: Callable[[bytes, bytes], bool] | None = None,
+) -> Iterator[dict[str, Any]]:
     """The records of one file, plain or compressed; never raises for what is in it."""
     wanted = {word.encode() for word in types or ()}
     label = os.path.join(*path.split(os.sep)[-2:])
@@ -112,8 +120,10 @@ def read_file(path: str, notes: list[str], types: Collection[str] | None = None)
         with _open(path) as file:
             while line := file.readline(MAX_LINE):  # what is longer is no record, and comes in damaged parts
                 empty, truncated = False, not line.endswith(b"\n")
-                kind = _TYPE.match(line) if wanted and not truncated else None
-                if kind is not None and kind[1] not in wanted:
+                kind = _TYPE.match(line) if (wanted or look) and not truncated else None
+                if kind is not None and (
+                    (wanted and kind[1] not in wanted) or (look is not None and not look(kind[1], line))
+                ):
                     read += 1
                     continue
                 record = decode(line)

@@ -84,6 +84,8 @@ SCHEMA_VERSION = 1
 MAX_DEPTH = 8
 MAX_INT_BITS = 4096  # beyond some 4,300 digits Python itself refuses to read an integer back
 
+_from_text = json.JSONDecoder().raw_decode
+
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -105,6 +107,15 @@ def encode(record: Mapping[str, Any]) -> bytes:
     return _encode_slowly(record)
 
 
+def json_text(value: Any) -> str:
+    """`value` as JSON in ASCII, by the rules of :func:`encode`; never raises."""
+    try:
+        text = _as_it_is(value)
+    except (OverflowError, RecursionError, RuntimeError, TypeError, ValueError):
+        return json.dumps(_plain(value, MAX_DEPTH), separators=(",", ":"), allow_nan=False)
+    return json.dumps(_plain(value, MAX_DEPTH), separators=(",", ":")) if "\\ud" in text else text
+
+
 def _encode_slowly(record: Mapping[str, Any]) -> bytes:
     head = {key: record[key] for key in ("type", "ts") if key in record}
     line = json.dumps(_plain({**head, **record}, MAX_DEPTH), separators=(",", ":"), allow_nan=False)
@@ -114,7 +125,10 @@ def _encode_slowly(record: Mapping[str, Any]) -> bytes:
 def decode(line: bytes) -> dict[str, Any] | None:
     """The record of one line; None if the line is damaged or is no record."""
     try:
-        record = json.loads(line)
+        text = line.strip().decode()
+        record, end = _from_text(text)  # loads() would first guess the encoding
+        if end != len(text):
+            return None
     except (ValueError, RecursionError):
         return None
     if not isinstance(record, dict):

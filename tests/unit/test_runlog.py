@@ -841,3 +841,28 @@ def test_asking_for_some_types_gives_what_filtering_gives(tmp_path):
     (log,) = scan(str(tmp_path)).logs
     assert list(read(log, {"beat", "drop"})) == [r for r in read(log) if r["type"] in ("beat", "drop")]
     assert len(list(read(log, {"beat", "drop"}))) == 4
+
+
+def test_a_line_is_parsed_if_whoever_looks_at_it_says_so(tmp_path):
+    path = tmp_path / "rank-00000.jsonl"
+    records = [{"type": "beat", "ts": NOW, "seq": seq} for seq in range(3)] + [
+        {"type": "event", "ts": NOW, "name": "x"}
+    ]
+    path.write_bytes(b"".join(map(schema.encode, records)) + b'{"type":"beat","ts":1')
+    seen, notes = [], []
+
+    def look(kind, line):
+        seen.append((kind, line))
+        return b'"seq":1' not in line
+
+    assert list(read_file(str(path), notes, None, look)) == [records[0], records[2], records[3]]
+    assert list(read_file(str(path), [], ["event"], look)) == [records[3]]
+    assert seen == [(one["type"].encode(), schema.encode(one)) for one in (*records, records[3])]
+    assert notes == [f"skipped the last line of {tmp_path.name}/rank-00000.jsonl, which is cut short"]
+
+
+def test_any_value_becomes_text_that_is_json():
+    for value, text in [(math.nan, '"NaN"'), ({1: [math.inf]}, '{"1":["Infinity"]}'), ("\ud800é😀", None)]:
+        written = schema.json_text(value)
+        assert written.isascii()
+        assert written == text or json.loads(written) == "\\ud800é😀"
