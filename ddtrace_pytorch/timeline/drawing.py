@@ -58,21 +58,31 @@ class Asked:
     limit: int = LIMIT
 
 
+@dataclass(kw_only=True)
+class _Part:
+    """What became of one rank's records, by type: those that were read were drawn, or outside of the steps, or thinned
+    out."""
+
+    notes: list[str] = field(default_factory=list)
+    read: Counter[str] = field(default_factory=Counter)
+    drawn: Counter[str] = field(default_factory=Counter)
+    outside: Counter[str] = field(default_factory=Counter)
+    thinned: Counter[str] = field(default_factory=Counter)
+
+    def leave_out(self, kind: str, why: str) -> None:
+        self.read[kind] += 1
+        (self.outside if why == "outside" else self.thinned)[kind] += 1
+
+
 @dataclass
-class Told:
-    """What became of the records, by type: those that were read were drawn, or outside of the steps, or thinned out.
-    `written` are bytes, before they are compressed."""
+class Told(_Part):
+    """The same of all ranks together. `written` are bytes, before they are compressed."""
 
     ranks: int
     thinning: Thinning
     clocks: Sequence[Aligned]
     arrows: int
     written: int = 0
-    notes: list[str] = field(default_factory=list)
-    read: Counter[str] = field(default_factory=Counter)
-    drawn: Counter[str] = field(default_factory=Counter)
-    outside: Counter[str] = field(default_factory=Counter)
-    thinned: Counter[str] = field(default_factory=Counter)
 
     def add(self, part: _Part) -> None:
         self.read += part.read
@@ -85,21 +95,6 @@ class Told:
         """Nothing got lost."""
         assert self.read == self.drawn + self.outside + self.thinned, self
         assert self.thinning != Thinning() or not self.thinned, self
-
-
-@dataclass
-class _Part:
-    """The same of one rank."""
-
-    notes: list[str]
-    read: Counter[str] = field(default_factory=Counter)
-    drawn: Counter[str] = field(default_factory=Counter)
-    outside: Counter[str] = field(default_factory=Counter)
-    thinned: Counter[str] = field(default_factory=Counter)
-
-    def leave_out(self, kind: str, why: str) -> None:
-        self.read[kind] += 1
-        (self.outside if why == "outside" else self.thinned)[kind] += 1
 
 
 @dataclass(frozen=True)
@@ -299,7 +294,7 @@ def _place(track: str, thread: bool) -> int:
 
 
 def _draw_rank(rank: _Rank, arrows: OfRank, sink: Sink) -> _Part:
-    told = _Part(rank.log.notes)
+    told = _Part(notes=rank.log.notes)
     sink.process(rank.number, rank.title, rank.number)
     lines = _Lines(sink, rank.number)
     threads = _packed(rank) if b"user_span" in rank.surveyed.lines else {}
