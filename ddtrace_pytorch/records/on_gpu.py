@@ -39,11 +39,11 @@ class Device(Protocol):
     def capturing(self) -> bool:
         """Whether this thread captures a CUDA graph."""
 
-    def copy(self, tensor: Any, slot: int) -> None:
-        """Have the one element of `tensor` copied into that slot, in the order of its stream."""
+    def copy(self, tensor: Any, slot: int) -> Any:
+        """Have the one element of `tensor` copied into that slot; gives the stream that does it in its order."""
 
-    def mark(self, tensor: Any) -> Any:
-        """An event behind what was put onto the stream of `tensor` so far."""
+    def mark(self, stream: Any) -> Any:
+        """An event behind what was put onto `stream` so far."""
 
     def passed(self, event: Any) -> bool:
         """Whether it has come to pass; afterwards it may be used for another."""
@@ -68,7 +68,7 @@ class Cuda:
     def capturing(self) -> bool:
         return bool(self._torch.cuda.is_current_stream_capturing())
 
-    def copy(self, tensor: Any, slot: int) -> None:
+    def copy(self, tensor: Any, slot: int) -> Any:
         kind = tensor.dtype
         slots = self._slots.get(kind)
         if slots is None:
@@ -79,12 +79,14 @@ class Cuda:
             view.copy_(source.reshape(()) if source.dim() else source, non_blocking=True)
             # Where it was made on another stream, and is freed at once, its memory must not be given away there before
             # it is copied here. On the stream that it was made on this does nothing.
-            source.record_stream(self._torch.cuda.current_stream(source.device))
+            stream = self._torch.cuda.current_stream(source.device)
+            source.record_stream(stream)
+            return stream
 
-    def mark(self, tensor: Any) -> Any:
-        free = self._events.setdefault(tensor.device, deque())
+    def mark(self, stream: Any) -> Any:
+        free = self._events.setdefault(stream.device, deque())
         event = free.pop() if free else self._torch.cuda.Event()
-        event.record(self._torch.cuda.current_stream(tensor.device))
+        event.record(stream)
         return event, free
 
     def passed(self, event: Any) -> bool:
@@ -140,7 +142,7 @@ class OnGpu:
             return
         self.look(recorder)
         slots: list[tuple[str, int]] = []
-        events = {}
+        streams = {}
         for name, tensor in tensors:
             try:
                 slot = self._free.popleft()
@@ -148,17 +150,17 @@ class OnGpu:
                 self._lose(NO_ROOM, 1)
                 continue
             try:
-                device.copy(tensor, slot)
+                stream = device.copy(tensor, slot)
             except BaseException:
                 self._free.append(slot)
                 raise
             slots.append((name, slot))
-            events[tensor.device] = tensor
+            streams[tensor.device] = stream
         if not slots:
             if numbers:
                 recorder.add(row)
             return
-        marks = [device.mark(tensor) for tensor in events.values()]
+        marks = [device.mark(stream) for stream in streams.values()]
         self._coming.append(_OnTheirWay(marks, slots, row, numbers))
 
     def look(self, recorder: Recorder, most: int = READ_AT_ONCE) -> None:
