@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
+from ddtrace_pytorch.runlog.schema import encode
 from ddtrace_pytorch.stalls.roll import Call, GroupState, Raised, RankState
 
 SECOND = 10**9
@@ -14,6 +16,15 @@ CLOSED = "RuntimeError: Connection closed by peer [127.0.0.1]:4711"
 BROKEN = ("RuntimeError", CLOSED.partition(": ")[2])
 
 Record = dict[str, Any]
+
+
+def write_rank(root: Path, rank: int, told: Iterable[Record]) -> None:
+    """The run log of a rank, one of two of job 4242, below `root`: who it is at :data:`T0`, then what it `told`."""
+    directory = root / "4242" / "aaa"
+    directory.mkdir(parents=True, exist_ok=True)
+    job = {"id": "4242", "incarnation": "aaa", "attempt": 0, "launcher": "slurm", "source": "SLURM_JOB_ID", "ids": {}}
+    identity = {"type": "identity", "ts": T0, "schema": 1, "rank": rank, "world_size": 2, "host": "a", "job": job}
+    (directory / f"rank-{rank:05d}.jsonl").write_bytes(b"".join(map(encode, [identity, *told])))
 
 
 def at(seconds: float) -> int:

@@ -9,20 +9,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from harness.story import T0, write_rank
 
 from ddtrace_pytorch.cli.main import cli
-from ddtrace_pytorch.runlog.schema import encode
 
 MS = 1_000_000
-T0 = 1_790_000_000_000 * MS
-
-
-def write(root: Path, rank: int, records: list[dict[str, Any]]) -> None:
-    directory = root / "4242" / "aaa"
-    directory.mkdir(parents=True, exist_ok=True)
-    job = {"id": "4242", "incarnation": "aaa", "attempt": 0, "launcher": "slurm", "source": "SLURM_JOB_ID", "ids": {}}
-    identity = {"type": "identity", "ts": T0, "schema": 1, "rank": rank, "world_size": 2, "host": "a", "job": job}
-    (directory / f"rank-{rank:05d}.jsonl").write_bytes(b"".join(map(encode, [identity, *records])))
 
 
 def user_span(name: str, ms: float, at: str = "train.py:3:main", **more: Any) -> dict[str, Any]:
@@ -56,7 +47,7 @@ def cells(told: str, first: str) -> list[str]:
 
 
 def test_what_each_rank_recorded_is_summed_up_by_name(tmp_path: Path) -> None:
-    write(
+    write_rank(
         tmp_path, 0,
         [
             *(user_span("rollout", ms) for ms in (10, 20, 30)),
@@ -67,7 +58,7 @@ def test_what_each_rank_recorded_is_summed_up_by_name(tmp_path: Path) -> None:
             checkpoint(7, "torch.load", 50, {"error.type": "OSError"}, {}),
         ],
     )  # fmt: skip
-    write(
+    write_rank(
         tmp_path, 1,
         [
             user_span("rollout", 140, "slow.py:9:fetch", error={"type": "OSError"}),
@@ -104,7 +95,7 @@ def test_what_each_rank_recorded_is_summed_up_by_name(tmp_path: Path) -> None:
 
 
 def test_of_many_names_the_first_are_shown_and_the_others_counted(tmp_path: Path) -> None:
-    write(tmp_path, 0, [user_span(f"s{number:02d}", 100 - number) for number in range(33)])
+    write_rank(tmp_path, 0, [user_span(f"s{number:02d}", 100 - number) for number in range(33)])
     told = report(tmp_path)
     assert "s19" in told
     assert "s20" not in told
@@ -114,7 +105,7 @@ def test_of_many_names_the_first_are_shown_and_the_others_counted(tmp_path: Path
 
 def test_a_name_does_nothing_to_a_terminal(tmp_path: Path) -> None:
     odd = "[red]\x1b[2J\nforged  1\r" + "x" * 300
-    write(
+    write_rank(
         tmp_path, 0,
         [
             user_span(odd, 1, odd), {"type": "event", "ts": T0, "name": odd, "seq": 1}, scalar(1, **{odd: 1.0}),
@@ -138,7 +129,7 @@ def test_what_is_damaged_costs_itself_alone(tmp_path: Path) -> None:
         {"type": "scalar", "ts": T0, "metrics": None},
         {"type": "span", "ts": T0, "name": "pytorch.checkpoint", "metrics": {"checkpoint.count": "x"}},
     ]
-    write(tmp_path, 0, [*odd, user_span("good", 1)])
+    write_rank(tmp_path, 0, [*odd, user_span("good", 1)])
     found = recorded(tmp_path)
     assert [one["name"] for one in found["spans"]] == ["good"]
     assert [(one["name"], one["last"]) for one in found["scalars"]] == [("large", "int")]
@@ -147,6 +138,6 @@ def test_what_is_damaged_costs_itself_alone(tmp_path: Path) -> None:
 
 
 def test_without_any_nothing_is_said_of_them(tmp_path: Path) -> None:
-    write(tmp_path, 0, [])
+    write_rank(tmp_path, 0, [])
     told = report(tmp_path)
     assert not any(word in told for word in ("Your", "Checkpoints"))

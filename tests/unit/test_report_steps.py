@@ -9,24 +9,18 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from harness.story import T0, write_rank
 from rich.console import Console
 
 from ddtrace_pytorch.cli.main import cli
 from ddtrace_pytorch.cli.step_tables import render_steps
 from ddtrace_pytorch.cli.steps import RankSteps, Steps, slow_among
-from ddtrace_pytorch.runlog.schema import encode
 
 MS = 1_000_000
-T0 = 1_790_000_000_000 * MS
 
 
 def write(root: Path, rank: int, steps: list[dict[str, Any]]) -> None:
-    directory = root / "4242" / "aaa"
-    directory.mkdir(parents=True, exist_ok=True)
-    job = {"id": "4242", "incarnation": "aaa", "attempt": 0, "launcher": "slurm", "source": "SLURM_JOB_ID", "ids": {}}
-    identity = {"type": "identity", "ts": T0, "schema": 1, "rank": rank, "world_size": 2, "host": "a", "job": job}
-    lines = [encode(identity), *(encode({"type": "step", "ts": T0, **step}) for step in steps)]
-    (directory / f"rank-{rank:05d}.jsonl").write_bytes(b"".join(lines))
+    write_rank(root, rank, ({"type": "step", "ts": T0, **step} for step in steps))
 
 
 def step(number: int, ms: float, **parts: float) -> dict[str, Any]:
