@@ -5,15 +5,17 @@
 
 Each pair is a block of steps without us and a block with us (`patch()` with the group up; `unpatch()` after), in an
 order that alternates, on all ranks at once. A pair's ratio is the time of one block over that of the other; the answer
-is the median ratio, and the 95 % interval of the mean of their logarithms, by Student's t. What a collective costs the
-thread that trains is measured beside it, call by call: of a block the mean without the quickest and the slowest tenth,
-since one call that the scheduler interrupts outweighs hundreds; of the pairs the mean difference, with its 95 %
-interval. `control` is the same with nothing switched on in either block: what it shows is noise.
+is the median ratio, and the 95 % interval of the mean of their logarithms, by Student's t. What is added to a
+collective on the thread that trains is measured beside it, call by call, as the time around us less that of torch's own
+function below us: of a block the mean without the quickest and the slowest tenth, since one call that the scheduler
+interrupts outweighs hundreds; of the pairs the mean difference, with its 95 % interval. `control` is the same with
+nothing switched on in either block: what it shows is noise.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import os
@@ -21,7 +23,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from statistics import median, quantiles, stdev
 from typing import Any
@@ -99,7 +102,9 @@ def warm_up(steps: int) -> int:
 
 
 class HostTime:
-    """What the collectives that Python issues cost the thread that trains, call by call, ours included."""
+    """What is added, on the thread that issues it, to a collective that Python issues: each call is timed around
+    whatever instruments torch's function, and below that. What the timers themselves take is in the difference too, and
+    falls out of that between two blocks."""
 
     NAMES = (
         "all_reduce",
@@ -110,46 +115,73 @@ class HostTime:
     )
 
     def __init__(self) -> None:
-        self._taken: list[int] = []
-        self._undo: list[Callable[[], None]] = []
+        self._below = 0
+        self._between: list[int] = []
 
-    def __enter__(self) -> HostTime:
+    @contextmanager
+    def below(self) -> Iterator[None]:
+        """For what instruments the functions meanwhile, torch's own are timed."""
+        with self._each(self._timed_below):
+            yield
+
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        """Time the functions as they are now."""
+        with self._each(self._timed_around):
+            yield
+
+    def microseconds(self) -> float:
+        """A call, since the last time."""
+        between = sorted(self._between)
+        self._between.clear()
+        tenth = len(between) // 10
+        usual = between[tenth : len(between) - tenth]
+        return sum(usual) / len(usual) / 1000 if usual else 0.0
+
+    @contextmanager
+    def _each(self, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
         import torch.distributed as dist
 
         from ddtrace_pytorch.in_place import instrument
 
-        for name in self.NAMES:
-            if hasattr(dist, name):
-                self._undo.append(instrument(getattr(dist, name), self._around))
-        return self
+        with ExitStack() as undo:
+            for name in self.NAMES:
+                if hasattr(dist, name):
+                    undo.callback(instrument(getattr(dist, name), around))
+            yield
 
-    def __exit__(self, *error: object) -> None:
-        while self._undo:
-            self._undo.pop()()
-
-    def microseconds(self) -> float:
-        """A call, since the last time."""
-        taken = sorted(self._taken)
-        self._taken.clear()
-        tenth = len(taken) // 10
-        usual = taken[tenth : len(taken) - tenth]
-        return sum(usual) / len(usual) / 1000 if usual else 0.0
-
-    def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _timed_below(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
         def timed(*args: Any, **kwargs: Any) -> Any:
             started = time.perf_counter_ns()
             result = original(*args, **kwargs)
-            self._taken.append(time.perf_counter_ns() - started)
+            self._below = time.perf_counter_ns() - started
+            return result
+
+        return timed
+
+    def _timed_around(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            started = time.perf_counter_ns()
+            result = original(*args, **kwargs)
+            self._between.append(time.perf_counter_ns() - started - self._below)
             return result
 
         return timed
 
 
+@contextmanager
+def patched() -> Iterator[None]:
+    import ddtrace_pytorch
+
+    ddtrace_pytorch.patch()
+    yield
+    ddtrace_pytorch.unpatch()
+
+
 def measure(kind: str, pairs: int, steps: int) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
-
-    import ddtrace_pytorch
 
     gpu = kind != "cpu-ddp"
     torch.set_num_threads(1)
@@ -167,9 +199,8 @@ def measure(kind: str, pairs: int, steps: int) -> dict[str, Any]:
 
     def block(on: bool) -> tuple[float, float]:
         """Seconds a step, and µs on the host a call."""
-        if on:
-            ddtrace_pytorch.patch()
-        with HostTime() as host:
+        host = HostTime()
+        with host.below(), patched() if on else nullcontext(), host.around():
             for _ in range(warm_up(steps)):
                 step()
             settle()
@@ -181,9 +212,7 @@ def measure(kind: str, pairs: int, steps: int) -> dict[str, Any]:
                 torch.cuda.synchronize()
             took = (time.perf_counter() - started) / steps
             on_the_host = host.microseconds()
-        settle()
-        if on:
-            ddtrace_pytorch.unpatch()
+            settle()
         return took, on_the_host
 
     for _ in range(2):

@@ -10,7 +10,7 @@ from ddtrace_pytorch.records import tags
 from ddtrace_pytorch.records.here import arrive, local, running_loop, task_number
 from ddtrace_pytorch.records.recorder import Recorder
 from ddtrace_pytorch.records.tags import NONE
-from ddtrace_pytorch.records.user_span import surrounding
+from ddtrace_pytorch.records.user_span import current, surrounding
 
 
 def row(
@@ -30,6 +30,9 @@ def row(
         thread = arrive()
     if thread.deaf:
         return None
+    outer = current.get()
+    if outer is not None or thread.foreign:
+        outer = surrounding(outer, thread)
     step = recorder.progress.step
     return (
         kind,
@@ -43,7 +46,7 @@ def row(
         instruction,
         thread.name,
         task_number() if running_loop() is not None else None,
-        surrounding(thread),
+        outer,
         types,
         of_step,
         0,

@@ -66,11 +66,21 @@ def split(values: Mapping[str, object]) -> Split:
             continue
         number: int | float | None
         if kind is tensor or kind is parameter:
-            number = _in_tensor(value)
+            try:
+                if _tracing() is None and not _modes() and not _function_modes():
+                    # Here and not in a function of its own: nearly every one comes this way.
+                    number = value.item() if value.is_cpu else None  # type: ignore[attr-defined]
+                else:
+                    number = _in_watched_tensor(value)
+            except Exception as error:
+                pass_on(error)
+                number = None  # there are several
             if type(number) is float:
                 numbers[name] = number
                 continue
-            if number is None and _tracing() is None and _is_on_gpu(value):
+            if number is not None:
+                number = as_number(number)
+            elif _tracing() is None and _is_on_gpu(value):
                 on_gpu.append((name, value))
                 continue
         else:
@@ -113,22 +123,12 @@ def _find_tensors() -> tuple[type, ...]:
     return _tensors or (Mapping, Mapping)
 
 
-def _in_tensor(value: Any) -> int | float | None:
-    """The one element of a tensor in this host's memory."""
-    try:
-        if _tracing() is not None:
-            return None  # it has none yet, and torch would warn
-        if _modes() or _function_modes():
-            with without_dispatch(sys.modules["torch"]):
-                number = value.item() if value.is_cpu else None
-        elif value.is_cpu:
-            number = value.item()
-        else:
-            return None
-        return number if type(number) is float else as_number(number)
-    except Exception as error:
-        pass_on(error)
-        return None  # there are several, or it is being traced and has none
+def _in_watched_tensor(value: Any) -> int | float | None:
+    """The one element of a tensor in this host's memory, where a mode of the user's is to see nothing of that."""
+    if _tracing() is not None:
+        return None  # it has none yet, and torch would warn
+    with without_dispatch(sys.modules["torch"]):
+        return value.item() if value.is_cpu else None
 
 
 def _in_array(value: Any) -> int | float | None:

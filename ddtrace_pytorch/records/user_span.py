@@ -146,7 +146,9 @@ def begin(
             return None
         if not recorder.attended:
             recorder.attend()  # first, for what that takes is not the user's
-        outer = surrounding(thread)
+        outer = current.get()
+        if outer is not None or thread.foreign:
+            outer = surrounding(outer, thread)
         step = recorder.progress.step
         opened = Open()
         opened.owner = owner
@@ -283,9 +285,9 @@ def _is_around(outer: Open, inner: Open | None) -> bool:
     return inner is not None
 
 
-def surrounding(thread: Here) -> Open | None:
-    """The span that `thread`, this one, is in. Autograd's threads are in that of the thread they work for."""
-    outer = current.get()
+def surrounding(outer: Open | None, thread: Here) -> Open | None:
+    """The span that `thread`, this one, is in, where `outer` is the last one begun here. Autograd's threads are in that
+    of the thread they work for."""
     if outer is not None:
         outer = _not_lost(outer)
     if outer is None and thread.foreign and here.main is not None:

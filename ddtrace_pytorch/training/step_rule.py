@@ -31,14 +31,15 @@ class StepRule:
             return self._any_stepped_twice and bool(self._here)
         return number in self._here
 
-    def stepped(self, optimizer: Any) -> None:
-        """`optimizer` has stepped, in the step under way."""
+    def stepped(self, optimizer: Any) -> bool:
+        """`optimizer` has stepped, in the step under way; whether all that stepped in the step before now have."""
         number = self._known.get(id(optimizer))
         if number is None:
             number = self._meet(optimizer)
         else:
             self._any_stepped_twice = True
         self._here.add(number)
+        return bool(self._before) and self._before <= self._here
 
     def ended(self) -> None:
         """The step is over."""
@@ -48,11 +49,6 @@ class StepRule:
     def begun(self) -> bool:
         """Whether any optimizer has stepped in the step under way."""
         return bool(self._here)
-
-    @property
-    def looks_whole(self) -> bool:
-        """Whether all that stepped in the step before have stepped in this one."""
-        return bool(self._before) and self._before <= self._here
 
     def _meet(self, optimizer: Any) -> int:
         key = id(optimizer)

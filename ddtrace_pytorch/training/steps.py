@@ -265,9 +265,9 @@ class Steps:
         without = now - self._entered - (collectives - self._collectives_then)
         if without > 0:
             self._optimizer += without
-        self._rule.stepped(optimizer)
+        looks_whole = self._rule.stepped(optimizer)
         self._end = now, self.data_ns, collectives, self._optimizer, self.gc_ns
-        if not self._always_by_hand and not self._turned and self._rule.looks_whole:
+        if not self._always_by_hand and not self._turned and looks_whole:
             self._turned = True
             if not self._asked_for_batches:
                 self._look_ahead()
