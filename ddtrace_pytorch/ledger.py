@@ -19,6 +19,7 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple, Protocol
 
 from ddtrace_pytorch.histogram import BUCKETS, percentile
+from ddtrace_pytorch.plain_numbers import CellNumbers, GroupNumbers, zeros
 from ddtrace_pytorch.sampling import following, level_for
 
 NEVER = sys.maxsize
@@ -38,7 +39,7 @@ class How(Enum):
     NATIVE = "native"  # made by torch's C++ side, seen through the group's own hooks: no time
 
 
-class Group:
+class Group(GroupNumbers):
     """One process group as far as the ledger cares; it never holds the process group itself.
 
     `name` is torch's, the same on every member; `label` what a person calls it (``dp``, ``world``); `ranks` the global
@@ -50,7 +51,6 @@ class Group:
 
     __slots__ = (
         "backend",
-        "calls",
         "calls_at_beat",
         "cells",
         "crosses_nodes",
@@ -62,7 +62,6 @@ class Group:
         "rank",
         "ranks",
         "recent",
-        "sampled",
         "samples",
         "scattered",
         "size",
@@ -85,7 +84,7 @@ class Group:
         # and perhaps not on others; but nothing can be told of the group after that, because everything on it fails.
         self.calls = 0
         self.recent: list[Cell | None] = [None] * RECENT
-        self.sizes = [0] * RECENT
+        self.sizes = zeros(RECENT)
         self.scattered = 0
         self.sampled = 1
         self.level = 0
@@ -131,7 +130,7 @@ class Sample(NamedTuple):
     step: int | None
 
 
-class Cell:
+class Cell(CellNumbers):
     """Totals of one operation on one group, of calls made in one way. `numbered`: they are among the group's `calls`;
     no other cell of the ledger has its `number`.
 
@@ -141,23 +140,16 @@ class Cell:
 
     __slots__ = (
         "buckets",
-        "bytes",
         "errors",
         "group",
         "how",
         "ledger",
-        "notable",
-        "number",
         "numbered",
         "operation",
         "slow",
         "slowest",
         "slowest_at",
         "slowest_code",
-        "time",
-        "unsized",
-        "waited",
-        "waits",
     )  # fmt: skip
 
     def __init__(self, ledger: Ledger, operation: str, group: Group, how: How, numbered: bool) -> None:
@@ -168,7 +160,7 @@ class Cell:
         self.numbered = numbered
         self.number = next(ledger.numbers)
         self.bytes = self.time = self.errors = self.unsized = 0
-        self.buckets = [0] * BUCKETS
+        self.buckets = zeros(BUCKETS)
         self.slowest = -1
         self.slowest_code: CodeType | None = None
         self.slowest_at = 0

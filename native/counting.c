@@ -18,18 +18,46 @@
 #error "relies on the interpreter's lock"
 #endif
 
-/* Where the attributes of the Python classes lie, which have __slots__; filled by lay_out(). */
+/* What the Python classes inherit: numbers that are none of Python's objects. See ddtrace_pytorch.plain_numbers. */
+typedef struct {
+    PyObject_HEAD
+    long long bytes, notable, number, time, unsized, waited, waits;
+} Cell;
+typedef struct {
+    PyObject_HEAD
+    long long calls, sampled;
+} Group;
+typedef struct {
+    PyObject_HEAD
+    long long address, started;
+} Slot;
+
+/* Where their other attributes lie, for they have __slots__; filled by lay_out(). */
 static struct {
     PyTypeObject *cell, *line, *slot;
-    Py_ssize_t default_, others;                                                /* Line */
-    Py_ssize_t call, started, address;                                          /* Slot */
-    Py_ssize_t calls, recent, sizes, sampled;                                   /* Group */
-    Py_ssize_t here, buckets, time, waited, bytes, unsized, notable, number;    /* Cell */
-    Py_ssize_t numbered;
+    Py_ssize_t default_, others;        /* Line */
+    Py_ssize_t call;                    /* Slot */
+    Py_ssize_t recent, sizes;           /* Group */
+    Py_ssize_t here, buckets, numbered; /* Cell */
 } at;
 
-static PyObject *name_slot, *name_nbytes, *name_dtype, *name_counter;
+static PyObject *name_slot, *name_counter;
 static PyObject *dtypes; /* a tuple; see lay_out() */
+
+/* An attribute of tensors. Of torch's own class, and no subclass, it is asked for without looking for it there. */
+typedef struct {
+    PyObject *name;
+    PyGetSetDescrObject *own;
+} Attribute;
+static Attribute nbytes, dtype;
+static PyTypeObject *tensor_type;
+
+static PyObject *get(PyObject *tensor, const Attribute *attribute)
+{
+    if (Py_TYPE(tensor) == tensor_type && attribute->own)
+        return attribute->own->d_getset->get(tensor, attribute->own->d_getset->closure);
+    return PyObject_GetAttr(tensor, attribute->name);
+}
 
 #define FIELD(object, offset) (*(PyObject **)((char *)(object) + (offset)))
 
@@ -59,29 +87,6 @@ static int64_t now(void)
     return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
 }
 
-/* `*total` + `more`; what doesn't fit 64 bits goes the way of Python's own numbers. -1 with an error set on failure. */
-static int add(PyObject **total, int64_t more)
-{
-    int overflow;
-    int64_t sum, old = PyLong_AsLongLongAndOverflow(*total, &overflow);
-    PyObject *value;
-    if (old == -1 && PyErr_Occurred())
-        return -1;
-    if (overflow || __builtin_add_overflow(old, more, &sum)) {
-        PyObject *summand = PyLong_FromLongLong(more);
-        value = summand ? PyNumber_Add(*total, summand) : NULL;
-        Py_XDECREF(summand);
-    } else {
-        value = PyLong_FromLongLong(sum);
-    }
-    if (!value)
-        return -1;
-    PyObject *before = *total;
-    *total = value;
-    Py_DECREF(before);
-    return 0;
-}
-
 /* A parameter of the function: its name, and its position; -1 where the function has none such. */
 typedef struct {
     Py_ssize_t position;
@@ -100,6 +105,8 @@ typedef struct {
     PyObject *default_group;
     Parameter first, group, deferred, sized;
     int always_deferred, numbered;
+    PyObject *dtype; /* the last one that was seen, borrowed from `dtypes`, and its place there */
+    int64_t place;
 } Counter;
 
 /* The argument of `parameter`, borrowed; NULL where the call leaves it to its default. */
@@ -171,7 +178,7 @@ static int find_bytes(Counter *self, PyObject *here, PyObject *const *args, Py_s
         if (self->sized.position < 0)
             return 0;
         if (tensor)
-            size = PyObject_GetAttr(tensor, name_nbytes);
+            size = get(tensor, &nbytes);
     } else {
         Py_ssize_t all = many + (names ? PyTuple_GET_SIZE(names) : 0);
         PyObject *with_group[24];
@@ -187,46 +194,51 @@ static int find_bytes(Counter *self, PyObject *here, PyObject *const *args, Py_s
     return forgive();
 }
 
-static int64_t number(PyObject *limit)
+/* The numbers in a memoryview of them, and how many. */
+static long long *numbers(PyObject *view, Py_ssize_t *many)
 {
-    int64_t value = PyLong_AsLongLong(limit);
-    if (value == -1 && PyErr_Occurred()) {
-        PyErr_Clear();
-        return INT64_MAX;
-    }
-    return value;
+    Py_buffer *buffer = PyMemoryView_GET_BUFFER(view);
+    *many = buffer->len / (Py_ssize_t)sizeof(long long);
+    return buffer->buf;
 }
 
-/* Puts `value`, whose reference it takes, where number `key` is in a list of the last ones. */
-static void remember(PyObject *last, int64_t key, PyObject *value)
+/* Has `cell`, and the bytes, be those of number `key` among the last calls of a group. */
+static void remember(PyObject *here, int64_t key, PyObject *cell, int64_t bytes)
 {
-    Py_ssize_t many = PyList_GET_SIZE(last); /* a power of two */
-    if (value)
-        PyList_SetItem(last, (Py_ssize_t)(key & (many - 1)), value);
+    PyObject *recent = FIELD(here, at.recent);
+    Py_ssize_t many, sized;
+    long long *sizes = numbers(FIELD(here, at.sizes), &sized);
+    many = PyList_GET_SIZE(recent); /* both are powers of two */
+    sizes[key & (sized - 1)] = bytes;
+    PyObject *old = PyList_GET_ITEM(recent, key & (many - 1));
+    if (old != cell)
+        PyList_SetItem(recent, (Py_ssize_t)(key & (many - 1)), Py_NewRef(cell));
 }
 
 /* Adds a call that came back to its cell; -1 with an error of the user's set. */
-static int count(Counter *self, PyObject *cell, PyObject *here, int64_t started, int64_t took, int64_t bytes)
+static int count(Counter *self, PyObject *object, PyObject *here, int64_t started, int64_t took, int64_t bytes)
 {
-    PyObject *buckets = FIELD(cell, at.buckets);
+    Cell *cell = (Cell *)object;
+    Group *group = (Group *)here;
     int bucket = took > 0 ? 64 - __builtin_clzll((uint64_t)took) : 0;
+    Py_ssize_t many;
+    long long *buckets = numbers(FIELD(cell, at.buckets), &many);
     int64_t key = 0;
     if (bytes < 0) {
         bytes = 0;
-        add(&FIELD(cell, at.unsized), 1);
+        cell->unsized++;
     }
-    if (bucket < PyList_GET_SIZE(buckets))
-        add(&PyList_GET_ITEM(buckets, bucket), 1);
-    add(&FIELD(cell, at.time), took);
-    add(&FIELD(cell, at.bytes), bytes);
+    if (bucket < many)
+        buckets[bucket]++;
+    cell->time += took;
+    if (__builtin_add_overflow(cell->bytes, bytes, &cell->bytes))
+        cell->bytes = LLONG_MAX;
     if (self->numbered) {
-        add(&FIELD(here, at.calls), 1);
-        key = number(FIELD(here, at.calls));
-        remember(FIELD(here, at.recent), key, Py_NewRef(cell));
-        remember(FIELD(here, at.sizes), key, PyLong_FromLongLong(bytes));
+        key = ++group->calls;
+        remember(here, key, object, bytes);
     }
-    if (took > number(FIELD(cell, at.notable)) || (self->numbered && key >= number(FIELD(here, at.sampled)))) {
-        PyObject *said = PyObject_CallMethod(cell, "note", "LLLL", (long long)started, (long long)took,
+    if (took > cell->notable || (self->numbered && key >= group->sampled)) {
+        PyObject *said = PyObject_CallMethod(object, "note", "LLLL", (long long)started, (long long)took,
                                              (long long)bytes, (long long)key);
         Py_XDECREF(said);
     }
@@ -235,16 +247,20 @@ static int count(Counter *self, PyObject *cell, PyObject *here, int64_t started,
 
 /* The place of the dtype of `subject`, a tensor or a sequence of them, among `dtypes`, from 1 on; 0: it has none. -1
  * with an error of the user's set. */
-static int64_t dtype_of(PyObject *subject)
+static int64_t dtype_of(Counter *self, PyObject *subject)
 {
     if (PyList_Check(subject))
         subject = PyList_GET_SIZE(subject) ? PyList_GET_ITEM(subject, 0) : Py_None;
-    PyObject *dtype = PyObject_GetAttr(subject, name_dtype);
+    PyObject *found = get(subject, &dtype);
     int64_t place = 0;
-    for (Py_ssize_t i = 0; dtype && !place && i < PyTuple_GET_SIZE(dtypes); i++)
-        if (PyTuple_GET_ITEM(dtypes, i) == dtype)
-            place = i + 1;
-    Py_XDECREF(dtype);
+    if (found && found == self->dtype)
+        place = self->place;
+    for (Py_ssize_t i = 0; found && !place && i < PyTuple_GET_SIZE(dtypes); i++)
+        if (PyTuple_GET_ITEM(dtypes, i) == found) {
+            place = self->place = i + 1;
+            self->dtype = found;
+        }
+    Py_XDECREF(found);
     return forgive() ? -1 : place;
 }
 
@@ -253,25 +269,25 @@ static int64_t dtype_of(PyObject *subject)
 static int enter(Counter *self, PyObject *cell, PyObject *here, PyObject *slot, PyObject *subject, int64_t started,
                  int64_t bytes)
 {
-    if (!PyLong_AsVoidPtr(FIELD(slot, at.address)))
+    if (!((Slot *)slot)->address)
         return 0;
-    int64_t dtype = subject ? dtype_of(subject) : 0;
+    int64_t dtype = subject ? dtype_of(self, subject) : 0;
     if (dtype < 0)
         return -1;
-    volatile int64_t *position = PyLong_AsVoidPtr(FIELD(slot, at.address)); /* again: Python may have run */
+    volatile int64_t *position = (int64_t *)(intptr_t)((Slot *)slot)->address; /* again: Python may have run */
     if (!position)
         return 0;
-    position[1] = self->numbered ? number(FIELD(here, at.calls)) + 1 : 0;
+    position[1] = self->numbered ? ((Group *)here)->calls + 1 : 0;
     position[2] = bytes;
     position[3] = dtype;
     position[4] = started;
-    position[0] = number(FIELD(cell, at.number)) + 1;
+    position[0] = ((Cell *)cell)->number + 1;
     return 0;
 }
 
 static void leave(PyObject *slot)
 {
-    volatile int64_t *position = PyLong_AsVoidPtr(FIELD(slot, at.address));
+    volatile int64_t *position = (int64_t *)(intptr_t)((Slot *)slot)->address;
     if (position)
         position[0] = 0;
 }
@@ -304,24 +320,24 @@ static PyObject *call_counted(Counter *self, PyObject *cell, PyObject *slot, int
     Py_ssize_t many = PyVectorcall_NARGS(flags);
     PyObject *here = Py_NewRef(FIELD(cell, at.here));
     int64_t bytes, started = 0;
-    PyObject *noted = NULL;
-    if (!find_bytes(self, here, args, many, names, &bytes)) {
+    int theirs = find_bytes(self, here, args, many, names, &bytes);
+    if (!theirs) {
+        /* That of which the size is asked is in the processor's reach already. */
+        const Parameter *subject = self->sized.position >= 0 ? &self->sized : &self->first;
         started = now();
-        if (!enter(self, cell, here, slot, argument(&self->first, args, many, names), started, bytes))
-            noted = PyLong_FromLongLong(started);
+        theirs = enter(self, cell, here, slot, argument(subject, args, many, names), started, bytes);
     }
-    if (!noted) {
+    if (theirs) {
         Py_DECREF(here);
         return NULL;
     }
-    set(slot, at.started, noted);
+    ((Slot *)slot)->started = started;
     set(slot, at.call, Py_NewRef(cell));
     PyObject *result = PyObject_Vectorcall(self->original, args, flags, names);
     int64_t took = now() - started;
     leave(slot);
     set(slot, at.call, Py_NewRef(Py_None));
     if (result) {
-        int theirs = 0;
         if (deferred && result != Py_None) {
             Py_XDECREF(PyObject_CallFunctionObjArgs(self->track, result, cell, NULL));
             theirs = forgive();
@@ -452,6 +468,8 @@ static PyObject *instrument(PyObject *module, PyObject *args)
     Py_INCREF(sized.name);
     self->always_deferred = always_deferred;
     self->numbered = numbered;
+    self->dtype = NULL;
+    self->place = 0;
     PyObject_GC_Track(self);
     int failed = PyObject_SetAttr(function, name_counter, (PyObject *)self);
     Py_DECREF(self);
@@ -480,6 +498,43 @@ static PyObject *release(PyObject *module, PyObject *function)
     Py_RETURN_NONE;
 }
 
+#define NUMBER(type, name) {#name, T_LONGLONG, offsetof(type, name), 0, NULL}
+
+static PyObject *get_bytes(PyObject *cell, void *closure)
+{
+    return PyLong_FromLongLong(((Cell *)cell)->bytes);
+}
+
+/* More than there is room for is as much as there is: no sum of ours may raise in the middle of the user's call. */
+static int set_bytes(PyObject *cell, PyObject *value, void *closure)
+{
+    int overflow;
+    long long bytes = value ? PyLong_AsLongLongAndOverflow(value, &overflow) : 0;
+    if (bytes == -1 && PyErr_Occurred())
+        return -1;
+    ((Cell *)cell)->bytes = value && overflow ? LLONG_MAX : bytes;
+    return 0;
+}
+
+static PyGetSetDef cell_bytes[] = {{"bytes", get_bytes, set_bytes, NULL, NULL}, {0}};
+static PyMemberDef cell_members[] = {NUMBER(Cell, notable), NUMBER(Cell, number), NUMBER(Cell, time),
+                                     NUMBER(Cell, unsized), NUMBER(Cell, waited), NUMBER(Cell, waits), {0}};
+static PyMemberDef group_members[] = {NUMBER(Group, calls), NUMBER(Group, sampled), {0}};
+static PyMemberDef slot_members[] = {NUMBER(Slot, address), NUMBER(Slot, started), {0}};
+
+static PyTypeObject *of_cell, *of_group, *of_slot;
+
+/* A class to inherit from that has these numbers, all 0 at first. */
+static PyTypeObject *numbers_type(PyObject *module, const char *name, int size, PyMemberDef *members, PyGetSetDef *more)
+{
+    PyType_Slot slots[] = {{Py_tp_members, members}, {more ? Py_tp_getset : 0, more}, {0, NULL}};
+    PyType_Spec spec = {name, size, 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, slots};
+    PyObject *type = PyType_FromSpec(&spec);
+    if (type && PyModule_AddObjectRef(module, strrchr(name, '.') + 1, type))
+        Py_CLEAR(type);
+    return (PyTypeObject *)type;
+}
+
 static int find(PyTypeObject *type, const char *name, Py_ssize_t *offset)
 {
     PyObject *found = PyObject_GetAttrString((PyObject *)type, name);
@@ -495,13 +550,23 @@ static int find(PyTypeObject *type, const char *name, Py_ssize_t *offset)
     return 0;
 }
 
+/* Finds what the class of tensors has for `attribute`; nothing, where that is no getter of C. */
+static void find_own(Attribute *attribute)
+{
+    PyObject *found = PyObject_GetAttr((PyObject *)tensor_type, attribute->name);
+    if (found && (Py_TYPE(found) != &PyGetSetDescr_Type || !((PyGetSetDescrObject *)found)->d_getset->get))
+        Py_CLEAR(found);
+    PyErr_Clear();
+    Py_XSETREF(attribute->own, (PyGetSetDescrObject *)found);
+}
+
 /* Finds where the attributes of the ledger's classes lie; see _counting.pyi. */
 static PyObject *lay_out(PyObject *module, PyObject *args)
 {
-    PyTypeObject *cell, *line, *group, *slot;
+    PyTypeObject *cell, *line, *group, *slot, *tensor;
     PyObject *known;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!O!:lay_out", &PyType_Type, &cell, &PyType_Type, &line, &PyType_Type, &group,
-                          &PyType_Type, &slot, &PyTuple_Type, &known))
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!:lay_out", &PyType_Type, &cell, &PyType_Type, &line, &PyType_Type, &group,
+                          &PyType_Type, &slot, &PyType_Type, &tensor, &PyTuple_Type, &known))
         return NULL;
     const struct {
         PyTypeObject *type;
@@ -509,13 +574,13 @@ static PyObject *lay_out(PyObject *module, PyObject *args)
         Py_ssize_t *offset;
     } fields[] = {
         {line, "default", &at.default_}, {line, "others", &at.others},   {slot, "call", &at.call},
-        {slot, "started", &at.started},  {group, "calls", &at.calls},
-        {group, "recent", &at.recent},   {group, "sizes", &at.sizes},    {group, "sampled", &at.sampled},
-        {cell, "group", &at.here},       {cell, "buckets", &at.buckets}, {cell, "time", &at.time},
-        {cell, "bytes", &at.bytes},      {cell, "unsized", &at.unsized}, {cell, "notable", &at.notable},
-        {cell, "number", &at.number},    {slot, "address", &at.address}, {cell, "waited", &at.waited},
-        {cell, "numbered", &at.numbered},
+        {group, "recent", &at.recent},   {group, "sizes", &at.sizes},    {cell, "group", &at.here},
+        {cell, "buckets", &at.buckets},  {cell, "numbered", &at.numbered},
     };
+    if (!PyType_IsSubtype(cell, of_cell) || !PyType_IsSubtype(group, of_group) || !PyType_IsSubtype(slot, of_slot)) {
+        PyErr_SetString(PyExc_TypeError, "these classes don't have the numbers of this module");
+        return NULL;
+    }
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         if (find(fields[i].type, fields[i].name, fields[i].offset))
             return NULL;
@@ -526,6 +591,9 @@ static PyObject *lay_out(PyObject *module, PyObject *args)
     at.slot = slot;
     at.cell = cell;
     Py_XSETREF(dtypes, Py_NewRef(known));
+    Py_XSETREF(tensor_type, (PyTypeObject *)Py_NewRef(tensor));
+    find_own(&nbytes);
+    find_own(&dtype);
     Py_RETURN_NONE;
 }
 
@@ -539,9 +607,7 @@ static PyObject *times(PyObject *module, PyObject *cells)
         return PyErr_Format(PyExc_TypeError, "cells must be in a dict");
     while (PyDict_Next(cells, &position, &cell, &value))
         if (Py_TYPE(cell) == at.cell)
-            sum += PyLong_AsLongLong(FIELD(cell, at.time)) + PyLong_AsLongLong(FIELD(cell, at.waited));
-    if (PyErr_Occurred())
-        return NULL;
+            sum += ((Cell *)cell)->time + ((Cell *)cell)->waited;
     return PyLong_FromLongLong(sum);
 }
 
@@ -571,7 +637,7 @@ static PyObject *track(PyObject *known, PyObject *const *args, Py_ssize_t many)
     }
     if (!PyErr_Occurred()) {
         PyObject *cell = args[1], *peer = many > 2 ? args[2] : Py_None;
-        int64_t key = FIELD(cell, at.numbered) == Py_True ? number(FIELD(FIELD(cell, at.here), at.calls)) + 1 : 0;
+        int64_t key = FIELD(cell, at.numbered) == Py_True ? ((Group *)FIELD(cell, at.here))->calls + 1 : 0;
         PyObject *reference = PyWeakref_NewRef(args[0], PyTuple_GET_ITEM(known, 1));
         PyObject *awaited = Py_BuildValue("OLO", cell, (long long)key, peer);
         if (reference && awaited)
@@ -614,11 +680,19 @@ static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_counting", "The hot pa
 PyMODINIT_FUNC PyInit__counting(void)
 {
     name_slot = PyUnicode_InternFromString("slot");
-    name_nbytes = PyUnicode_InternFromString("nbytes");
-    name_dtype = PyUnicode_InternFromString("dtype");
+    nbytes.name = PyUnicode_InternFromString("nbytes");
+    dtype.name = PyUnicode_InternFromString("dtype");
     name_counter = PyUnicode_InternFromString("_ddtrace_pytorch_counter");
     counter_type = (PyTypeObject *)PyType_FromSpec(&counter_spec);
-    if (!name_slot || !name_nbytes || !name_dtype || !name_counter || !counter_type)
+    if (!name_slot || !nbytes.name || !dtype.name || !name_counter || !counter_type)
         return NULL;
-    return PyModule_Create(&definition);
+    PyObject *module = PyModule_Create(&definition);
+    if (!module)
+        return NULL;
+    of_cell = numbers_type(module, "ddtrace_pytorch.collectives._counting.CellNumbers", sizeof(Cell), cell_members, cell_bytes);
+    of_group = numbers_type(module, "ddtrace_pytorch.collectives._counting.GroupNumbers", sizeof(Group), group_members, NULL);
+    of_slot = numbers_type(module, "ddtrace_pytorch.collectives._counting.SlotNumbers", sizeof(Slot), slot_members, NULL);
+    if (!of_cell || !of_group || !of_slot)
+        Py_CLEAR(module);
+    return module;
 }

@@ -5,13 +5,25 @@ from typing import Any
 
 from ddtrace_pytorch.collectives.in_flight import Slot
 from ddtrace_pytorch.ledger import Cell, Group, Line
+from ddtrace_pytorch.plain_numbers import CellNumbers as CellNumbers
+from ddtrace_pytorch.plain_numbers import GroupNumbers as GroupNumbers
+from ddtrace_pytorch.plain_numbers import SlotNumbers as SlotNumbers
 
-def lay_out(cell: type[Cell], line: type[Line], group: type[Group], slot: type[Slot], dtypes: tuple[Any, ...]) -> None:
+def lay_out(
+    cell: type[Cell],
+    line: type[Line],
+    group: type[Group],
+    slot: type[Slot],
+    tensor: type[Any],
+    dtypes: tuple[Any, ...],
+    /,
+) -> None:
     """Find where the attributes of these classes lie; once, before the first :func:`instrument`.
 
-    `dtypes` are those that a position names by their number, from 1 on.
+    `tensor` is torch's class of them; `dtypes` are those that a position names by their number, from 1 on.
 
-    Raises TypeError if one that the hot path needs is not in ``__slots__``.
+    Raises TypeError if one that the hot path needs is not in ``__slots__``, or a class doesn't inherit the numbers that
+    are this module's.
     """
 
 def instrument(

@@ -39,7 +39,7 @@ _BYTES_OF_ONE = re.compile(r"(\w+)\.nbytes")
 def prepare(torch: Any) -> None:
     """Once, before the first :func:`instrument`."""
     if exists:
-        _counting.lay_out(Cell, Line, Group, Slot, dtypes(torch))
+        _counting.lay_out(Cell, Line, Group, Slot, torch.Tensor, dtypes(torch))
 
 
 def dtypes(torch: Any) -> tuple[Any, ...]:

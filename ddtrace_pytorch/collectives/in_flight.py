@@ -8,6 +8,8 @@ import weakref
 from _thread import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ddtrace_pytorch.plain_numbers import SlotNumbers
+
 if TYPE_CHECKING:
     from ddtrace_pytorch.collectives.composites import Composite
     from ddtrace_pytorch.ledger import Cell
@@ -29,7 +31,7 @@ class Awaited(NamedTuple):
     since: int = 0
 
 
-class Slot:
+class Slot(SlotNumbers):
     """One thread's: what it is in (None: nothing), and since when on the monotonic clock, in ns.
 
     `waits`: the asynchronous call that it waits for in `Work.wait`. `address`: of memory that outlives the process,
@@ -39,7 +41,7 @@ class Slot:
     a function twice, and `*_object` functions call others.
     """
 
-    __slots__ = ("__weakref__", "address", "call", "started", "thread", "waits")
+    __slots__ = ("__weakref__", "call", "thread", "waits")
 
     def __init__(self) -> None:
         self.call: Cell | Composite | None = None
