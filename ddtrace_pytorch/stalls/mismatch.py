@@ -8,10 +8,19 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from ddtrace_pytorch.stalls.roll import Call
+from ddtrace_pytorch.stalls.roll import Call, RankState
 
 Ring = Mapping[int, Call]
 """What a rank entered, by number."""
+
+
+def ring_of(state: RankState, group: str) -> Ring:
+    """What the rank entered in that group, as far as is known; what it raised from as well."""
+    here, raised = state.groups.get(group), state.raised
+    calls = [*here.recent, here.current] if here is not None else []
+    if raised is not None and raised.group == group:
+        calls.append(raised.call)
+    return {call.key: call for call in calls if call is not None and call.key}
 
 
 class Detail(Enum):
@@ -86,6 +95,22 @@ def lasting(rings: Mapping[int, Ring], before: int) -> Oddity | None:
     """
     differing = [key for key in _keys(rings) if key < before and _difference(_calls_at(key, rings)) is not None]
     return _at(differing[0], differing[0], rings) if len(differing) == 1 else None
+
+
+def unheard_of(ring: Ring, key: int) -> bool:
+    """Whether call `key` is none that ever followed on one like the last before it, though others have, again and
+    again; nor one that followed on these, so that one was left out."""
+    here, before = ring.get(key), ring.get(key - 1)
+    if here is None or before is None:
+        return False
+    usual = _following(ring, before, key)
+    left_out = [later for one in usual for later in _following(ring, one, key)]
+    return len(usual) > 1 and not any(_alike(here, one) for one in (*usual, *left_out))
+
+
+def _following(ring: Ring, one: Call, before: int) -> list[Call]:
+    """What followed on calls like this one, before number `before`."""
+    return [ring[at + 1] for at, call in ring.items() if at + 1 < before and at + 1 in ring and _alike(call, one)]
 
 
 def _keys(rings: Mapping[int, Ring]) -> set[int]:

@@ -116,11 +116,13 @@ class Made:
 
 @dataclass
 class Run:
-    """What became of some programs. `stops`: when ranks are halted (frozen, killed, cut off)."""
+    """What became of some programs. `stops`: when ranks are halted (frozen, killed, cut off); `root_waits`: who has
+    something for all others, as in a broadcast, is in it until all have got it, as over gloo."""
 
     programs: Mapping[int, Program]
     stops: Mapping[int, float] = field(default_factory=dict)
     latency: float = 0.001
+    root_waits: bool = False
     made: dict[int, list[Made]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -160,7 +162,7 @@ class Run:
         there = self._there[_where(rank, mine, self.made[rank])]
         members: Iterable[int] = mine.group.ranks
         root = mine.call.peer
-        if not mine.call.key or mine.call.operation in FROM_ROOT:
+        if not mine.call.key or (mine.call.operation in FROM_ROOT and not (self.root_waits and rank == root)):
             members = (rank, root or 0)
         elif mine.call.operation in TO_ROOT and rank != root:
             members = (rank,)
