@@ -1,9 +1,9 @@
 """Of ranks that wait for each other in a circle, the one that goes another way than all others. Pure.
 
 A rank in a circle waits in one call and is missed in another, of another group: it takes them in another order than who
-misses it, or it left one out or made one too many, and by the two of them nobody can tell who is wrong. The others can,
-where groups of the same label are used alike, as all `tp` groups of a mesh are: a rank that has come to its call of the
-one label and not to its call of the other tells which of them comes first.
+misses it, or it left one out or made one too many, and by the two of them nobody can tell who is wrong. All others can,
+where groups of the same label are used alike (:mod:`~ddtrace_pytorch.stalls.kin`): a rank that has come to its call of
+the one label and not to its call of the other tells which of them comes first.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
-from ddtrace_pytorch.stalls.mismatch import Detail, Ring, ring_of, unheard_of
+from ddtrace_pytorch.stalls.kin import Stage, by_label, stage_of
+from ddtrace_pytorch.stalls.mismatch import Detail, Ring, goes_like, ring_of, unheard_of
 from ddtrace_pytorch.stalls.roll import GroupState, RankState
 from ddtrace_pytorch.stalls.waits import Place
 
@@ -53,6 +54,7 @@ class _Rank:
     groups: Mapping[str, GroupState]
     rings: Mapping[str, Ring]
     stands_in: tuple[str, int] | None
+    stage: Stage
 
     def knows(self, one: _Call, other: _Call) -> bool:
         return {one.label, other.label} <= self.groups.keys()
@@ -88,13 +90,11 @@ def astray(circle: Iterable[int], places: Collection[Place], states: Mapping[int
 
 
 def _known(state: RankState) -> _Rank:
-    several: dict[str, list[GroupState]] = {}
-    for here in state.groups.values():
-        several.setdefault(here.label, []).append(here)
-    groups = {label: found[0] for label, found in several.items() if len(found) == 1}
+    groups = by_label(state)
     calls = [(here.label, here.current.key) for here in state.groups.values() if here.current is not None]
     stands = calls[0] if len(calls) == 1 and state.doing == "collective" else None
-    return _Rank(groups, {here.name: ring_of(state, here.name) for here in groups.values()}, stands)
+    rings = {here.name: ring_of(state, here.name) for here in groups.values()}
+    return _Rank(groups, rings, stands, stage_of(state))
 
 
 def _is_alone(rank: int, inside: _Call, missed: _Call, ranks: Mapping[int, _Rank]) -> bool:
@@ -110,23 +110,23 @@ def _is_alone(rank: int, inside: _Call, missed: _Call, ranks: Mapping[int, _Rank
 
 
 def _goes_alike(mine: _Rank, other: _Rank, inside: _Call, missed: _Call) -> bool:
-    """Whether the other rank can be compared with this one: in groups of its own it has made as many calls, and the
-    same ones."""
-    name, entered = other.groups[inside.label].name, other.groups[inside.label].entered
-    nearly = entered == (inside.key if other.is_in(inside) else inside.key - 1)
-    if name != inside.group and not (nearly and _alike(mine, other, inside.label)):
-        return False
-    if other.groups[missed.label].name == missed.group:
+    """Whether the other rank can be compared with this one: it is in the same groups, or it runs the same program and
+    has made just as many of the same calls in its own."""
+    here, there = other.groups[inside.label], other.groups[missed.label]
+    if (here.name, there.name) == (inside.group, missed.group):
         return True
+    if mine.stage != other.stage:
+        return False
+    if here.name != inside.group:
+        usual = inside.key if other.is_in(inside) else inside.key - 1
+        if here.entered != usual or not goes_like(mine.ring(inside.label), other.ring(inside.label), inside.key):
+            return False
     call = other.ring(missed.label).get(missed.key)
-    return call is not None and call.operation == missed.operation and _alike(mine, other, missed.label)
-
-
-def _alike(one: _Rank, other: _Rank, label: str) -> bool:
-    """Whether two groups are used alike, as far as both are known."""
-    mine, its = one.ring(label), other.ring(label)
-    both = mine.keys() & its.keys()
-    return bool(both) and all(mine[key].operation == its[key].operation for key in both)
+    return there.name == missed.group or (
+        call is not None
+        and call.operation == missed.operation
+        and goes_like(mine.ring(missed.label), other.ring(missed.label), missed.key)
+    )
 
 
 def _told(rank: int, inside: _Call, missed: _Call, ranks: Mapping[int, _Rank]) -> Astray:

@@ -15,7 +15,8 @@ from functools import cached_property
 
 from ddtrace_pytorch.stalls.astray import astray
 from ddtrace_pytorch.stalls.graph import dead_ends, on_every_circle
-from ddtrace_pytorch.stalls.mismatch import Detail, Oddity, lasting, oddity, ring_of
+from ddtrace_pytorch.stalls.kin import kin
+from ddtrace_pytorch.stalls.mismatch import Detail, Oddity, among_more, lasting, oddity, ring_of
 from ddtrace_pytorch.stalls.roll import Call, Life, RankState
 from ddtrace_pytorch.stalls.waits import FRESH, Place, Spot, faulty_in, places_of, waits_in
 
@@ -218,7 +219,10 @@ def _oddities(places: Mapping[Spot, Place], heard: Mapping[int, RankState]) -> d
     for name, here in waited.items():
         members = here[0].any_wait.group.ranks
         rings = {rank: ring_of(heard[rank], name) for rank in members if rank in heard}
-        odd = oddity(rings, [place.spot.key for place in here]) or _beyond_the_end(here, heard)
+        odd = oddity(rings, [place.spot.key for place in here])
+        if odd is not None and odd.usual is None:
+            odd = among_more(odd, rings, kin(here[0].any_wait.group, odd.key, rings, heard))
+        odd = odd or _beyond_the_end(here, heard)
         if odd is None and all(not place.lacks and not place.runs for place in here):
             odd = lasting(rings, min(place.spot.key for place in here))
         if odd is not None:

@@ -488,3 +488,34 @@ def test_who_was_sent_to_just_now_is_not_stuck(ago: float, kind: Kind | None) ->
     others = [rank_in(rank, passed) for rank in (0, 1, 2)]
     verdict = judged(*others, waits(3, operation="broadcast", peer=0, age=40.0))
     assert (verdict and verdict.kind) is kind
+
+
+PAIR = Group("4", "tp", (2, 3))
+NARROW = {"bytes": 8448, "shape": (2112,), "dtype": "float32"}
+WIDE = {"bytes": 16896, "shape": (2112,), "dtype": "float64"}
+
+
+def in_pair(rank: int, age: float, life: Life = Life.ALIVE, **more: object) -> RankState:
+    """As the part in C wrote it when the call was entered, since its last beat."""
+    return rank_in(rank, here(WORLD, 4), here(PAIR, 7, call(7, age=age, **more)), life=life)  # type: ignore[arg-type]
+
+
+def left_pair(rank: int, **more: object) -> RankState:
+    raised = Raised(PAIR.name, call(7, age=0.3, **more), ECHO, NOW)  # type: ignore[arg-type]
+    return rank_in(rank, here(WORLD, 4), here(PAIR, 7, completed=6), raised=raised)
+
+
+@pytest.mark.parametrize(
+    "other", [in_pair(2, 0.3, **WIDE), left_pair(2, **WIDE)], ids=["still in it", "has just raised"]
+)
+def test_whom_another_type_aborts_is_not_the_reason(other: RankState) -> None:
+    """gloo ends who gets more than it has room for; those who wait for that one elsewhere hear it first."""
+    verdict = verdict_of(aborted(0, life=Life.ALIVE), aborted(1), in_pair(3, 0.3, Life.DEAD, **NARROW), other)
+    assert (verdict.kind, verdict.detail, verdict.ranks) == (Kind.MISMATCH, Detail.DTYPE, (2, 3))
+    assert (verdict.where.label, verdict.where.key) == ("tp", 7)
+    assert verdict.waiting == (0, 1)
+
+
+def test_who_died_in_a_call_like_its_peer_is_the_reason() -> None:
+    verdict = verdict_of(aborted(0), aborted(1), in_pair(3, 0.3, Life.DEAD, **NARROW), in_pair(2, 0.3, **NARROW))
+    assert (verdict.kind, verdict.ranks) == (Kind.GONE, (3,))
