@@ -296,7 +296,7 @@ def _culprits(case: _Case, graph: Graph, end: frozenset[int | Spot]) -> list[Cul
             return []  # torch refused it on all ranks alike, or all were interrupted: nobody waits
         return [_culprit(case, rank, Kind.STUCK) for rank in place.waits]
     if len(end) == 1:
-        return [_alone(case, *ranks)]
+        return _alone(case, *ranks)
     elsewhere = [rank for rank in ranks if case.heard[rank].doing in _ELSEWHERE]
     if elsewhere:
         return [_culprit(case, rank, Kind.ABSENT) for rank in elsewhere]
@@ -304,18 +304,22 @@ def _culprits(case: _Case, graph: Graph, end: frozenset[int | Spot]) -> list[Cul
     return [_culprit(case, rank, Kind.MISMATCH, Detail.ORDER) for rank in single or ranks]
 
 
-def _alone(case: _Case, rank: int) -> Culprit:
-    """A rank that waits for nobody."""
+def _alone(case: _Case, rank: int) -> list[Culprit]:
+    """A rank that waits for nobody; with it those who may be wrong as well."""
     place, state = case.missed_in(rank), case.heard.get(rank)
     odd = case.oddity_of(place.spot)
     if odd is not None and rank in odd.odd:
-        assert state is not None
-        return _culprit(case, rank, Kind.MISMATCH, odd.odd[rank], ring_of(state, place.spot.group).get(odd.key))
+        return [_odd_one(case, one, odd) for one in ([rank] if odd.usual is not None else odd.odd)]
     if state is None:
-        return _culprit(case, rank, Kind.UNREACHABLE)
+        return [_culprit(case, rank, Kind.UNREACHABLE)]
     if rank in place.left or state.life in (Life.DEAD, Life.ENDED):
-        return _culprit(case, rank, Kind.GONE)
-    return _culprit(case, rank, Kind.FROZEN if state.life is Life.SILENT else Kind.ABSENT)
+        return [_culprit(case, rank, Kind.GONE)]
+    return [_culprit(case, rank, Kind.FROZEN if state.life is Life.SILENT else Kind.ABSENT)]
+
+
+def _odd_one(case: _Case, rank: int, odd: Oddity) -> Culprit:
+    call = ring_of(case.heard[rank], case.missed_in(rank).spot.group).get(odd.key)
+    return _culprit(case, rank, Kind.MISMATCH, odd.odd[rank], call)
 
 
 def _culprit(case: _Case, rank: int, kind: Kind, detail: Detail | None = None, call: Call | None = None) -> Culprit:
