@@ -335,7 +335,8 @@ static PyObject *call_counted(Counter *self, PyObject *cell, PyObject *slot, int
     set(slot, at.call, Py_NewRef(cell));
     PyObject *result = PyObject_Vectorcall(self->original, args, flags, names);
     int64_t took = now() - started;
-    leave(slot);
+    if (result)
+        leave(slot);
     set(slot, at.call, Py_NewRef(Py_None));
     if (result) {
         if (deferred && result != Py_None) {
@@ -346,6 +347,7 @@ static PyObject *call_counted(Counter *self, PyObject *cell, PyObject *slot, int
             Py_CLEAR(result);
     } else {
         fail(cell);
+        leave(slot); /* not before it is written elsewhere that it raised */
     }
     Py_DECREF(here);
     return result;

@@ -5,13 +5,22 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
-from ddtrace_pytorch.stalls.roll import Call
+from ddtrace_pytorch.stalls.roll import Call, RankState
 
 Ring = Mapping[int, Call]
 """What a rank entered, by number."""
+
+
+def ring_of(state: RankState, group: str) -> Ring:
+    """What the rank entered in that group, as far as is known; what it raised from as well."""
+    here, raised = state.groups.get(group), state.raised
+    calls = [*here.recent, here.current] if here is not None else []
+    if raised is not None and raised.group == group:
+        calls.append(raised.call)
+    return {call.key: call for call in calls if call is not None and call.key}
 
 
 class Detail(Enum):
@@ -88,6 +97,56 @@ def lasting(rings: Mapping[int, Ring], before: int) -> Oddity | None:
     return _at(differing[0], differing[0], rings) if len(differing) == 1 else None
 
 
+def among_more(odd: Oddity, rings: Mapping[int, Ring], more: Mapping[int, Ring]) -> Oddity:
+    """Who of `rings` is odd if ranks of other groups are heard as well, and there is a majority then; else `odd`."""
+    both = {**more, **rings}
+    first = min(key for key in _keys(rings) if differ(rings, key))
+    for heard in (both, _by_bytes(both, odd.key)) if more else ():
+        if not differ(heard, odd.key):
+            continue
+        found = _at(odd.key, first, heard)
+        if found.usual is not None and found.odd.keys() < rings.keys():
+            right = next(rank for rank in rings if rank not in found.odd)
+            # Of the others' calls less is known.
+            details = {rank: odd.odd[rank] if one is Detail.SIZE else one for rank, one in found.odd.items()}
+            return Oddity(odd.key, rings[right].get(odd.key, found.usual), details)
+    return odd
+
+
+def _by_bytes(rings: Mapping[int, Ring], key: int) -> dict[int, Ring]:
+    """With no more known of call `key` than of one that is over."""
+    return {
+        rank: {**ring, key: replace(ring[key], shape=None, dtype=None)} for rank, ring in rings.items() if key in ring
+    }
+
+
+def goes_like(one: Ring, other: Ring, key: int) -> bool:
+    """Whether two ranks of different groups made the same calls before number `key`, as far as both are known."""
+    both = [at for at in one.keys() & other.keys() if at < key]
+    return bool(both) and all(_alike(replace(one[at], peer=None), other[at]) for at in both)
+
+
+def unheard_of(ring: Ring, key: int) -> bool:
+    """Whether call `key` is none that ever followed on one like the last before it, though others have, again and
+    again; nor one that followed on these, so that one was left out."""
+    here, before = ring.get(key), ring.get(key - 1)
+    if here is None or before is None:
+        return False
+    usual = _following(ring, before, key)
+    left_out = [later for one in usual for later in _following(ring, one, key)]
+    return len(usual) > 1 and not any(_alike(here, one) for one in (*usual, *left_out))
+
+
+def _following(ring: Ring, one: Call, before: int) -> list[Call]:
+    """What followed on calls like this one, before number `before`."""
+    return [ring[at + 1] for at, call in ring.items() if at + 1 < before and at + 1 in ring and _alike(call, one)]
+
+
+def differ(rings: Mapping[int, Ring], key: int) -> bool:
+    """Whether ranks made different calls as number `key`."""
+    return _difference(_calls_at(key, rings)) is not None
+
+
 def _keys(rings: Mapping[int, Ring]) -> set[int]:
     return {key for ring in rings.values() for key in ring if key}
 
@@ -129,8 +188,10 @@ def _shift(ring: Ring, usual: Ring, first: int, key: int) -> Detail | None:
         return Detail.SKIPPED if skipped else Detail.EXTRA
     # Nobody went on from there. What the others would have done next is what they did after the same two calls before.
     here, before = usual[key], usual.get(key - 1)
-    if skipped or before is None or key != first or _alike(ring[key], before):
-        return None  # a second call of what went before may be one too many as well
+    if skipped or before is None or key != first:
+        return None
+    if _alike(ring[key], before):
+        return Detail.EXTRA if unheard_of(ring, key) else None
     nexts = [
         usual[at + 1]
         for at in usual.keys() & {at - 1 for at in usual} & {at + 1 for at in usual}

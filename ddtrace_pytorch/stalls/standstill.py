@@ -12,7 +12,9 @@ from typing import Protocol
 
 from ddtrace_pytorch.border import log, safely
 from ddtrace_pytorch.stalls.mates import Mates
+from ddtrace_pytorch.stalls.roll import RankState
 from ddtrace_pytorch.stalls.roll_call import Roll
+from ddtrace_pytorch.stalls.unsaid import may_change
 from ddtrace_pytorch.stalls.verdict import Verdict, judge
 from ddtrace_pytorch.stalls.watch import SECOND, Over, Pending, Stalled, Watch
 from ddtrace_pytorch.threads import leave_signals_to_others
@@ -27,6 +29,9 @@ WRITTEN_SECONDS = 0.25
 # Without a verdict it is tried again: states are up to two beats old.
 TRIES = 3
 BETWEEN_TRIES_SECONDS = 1.0
+# Where somebody's last words may change it, it is looked again, and so often; once only by a rank that is about to end.
+LOOKS = 3
+BETWEEN_LOOKS_SECONDS = 0.4
 # How often it is looked who else is on this host.
 MEET_SECONDS = 10.0
 
@@ -199,15 +204,27 @@ class Standstill:
         return any(state.told_at >= since for state in self._mates.states().values() if state.told_at)
 
     def _judge(self) -> Verdict | None:
+        since = self._now()
+        verdict, states = self._look()
+        looks = 1
+        while verdict is not None and may_change(verdict, states, since) and looks <= LOOKS:
+            looks = LOOKS + 1 if self._leaving.is_set() else looks + 1
+            time.sleep(BETWEEN_LOOKS_SECONDS)
+            newer, states = self._look()
+            verdict = newer or verdict
+        return verdict
+
+    def _look(self) -> tuple[Verdict | None, Mapping[int, RankState]]:
+        """What is to be said as things stand, and how they do."""
         assert self._mates is not None
         roll = self._call() if self._call is not None else Roll(self._mates.states())
         if roll is None:
-            return None
+            return None, {}
         expected = range(self._world_size)
         if self._call is None and any(rank not in roll.states for rank in expected):
             log.debug("it isn't known which ranks are on other hosts, so nobody is said to be the reason")
-            return None
-        return judge(
+            return None, {}
+        verdict = judge(
             roll.states,
             expected,
             self._now(),
@@ -215,3 +232,4 @@ class Standstill:
             hosts=self._hosts,
             store_host=self._store_host,
         )
+        return verdict, roll.states

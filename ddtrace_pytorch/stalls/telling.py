@@ -30,6 +30,8 @@ _DOING = {
     "collective": "in a collective",
 }
 
+_WRONG = {Detail.SKIPPED: "skipped a call: ", Detail.EXTRA: "made a call too many: "}
+
 
 def ranges(ranks: Iterable[int], limit: int = RANGES) -> str:
     """``0-2,5,8-9``, with the number of further ranks after `limit` ranges."""
@@ -121,15 +123,11 @@ def _mismatch(verdict: Verdict, one: Culprit, is_in: str, is_: str, here: str) -
         )
     if one.call is None:
         return f"{is_} alone in {here}: the others ended without it"
-    mine = _made(one.call, one.detail)
+    what = _WRONG.get(one.detail, "") if one.detail is not None else ""
+    mine = f"{what}{is_in} {_made(one.call, one.detail)}"
     if verdict.usual is None:
-        return f"{is_in} {mine}"
-    usual = f"the others {'' if one.detail is Detail.SIZE else 'in '}{_made(verdict.usual, one.detail)}"
-    if one.detail is Detail.SKIPPED:
-        return f"skipped a call: {is_in} {mine}, {usual}"
-    if one.detail is Detail.EXTRA:
-        return f"made a call too many: {is_in} {mine}, {usual}"
-    return f"{is_in} {mine}, {usual}"
+        return mine
+    return f"{mine}, the others {'' if one.detail is Detail.SIZE else 'in '}{_made(verdict.usual, one.detail)}"
 
 
 def _made(call: Call, detail: Detail | None) -> str:

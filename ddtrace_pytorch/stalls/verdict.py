@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
+from ddtrace_pytorch.stalls.astray import astray
 from ddtrace_pytorch.stalls.graph import dead_ends, on_every_circle
-from ddtrace_pytorch.stalls.mismatch import Detail, Oddity, lasting, oddity
+from ddtrace_pytorch.stalls.kin import kin
+from ddtrace_pytorch.stalls.mismatch import Detail, Oddity, among_more, lasting, oddity, ring_of
 from ddtrace_pytorch.stalls.roll import Call, Life, RankState
 from ddtrace_pytorch.stalls.waits import FRESH, Place, Spot, faulty_in, places_of, waits_in
 
@@ -145,7 +147,15 @@ def judge(
         if any(wait.age >= long or wait.error is not None for wait in place.waits.values())
         and not _was_refused(place, heard)
     ]
-    return _verdict(case, stalled)
+    verdict = _verdict(case, stalled)
+    if verdict is None or verdict.detail is not Detail.ORDER:
+        return verdict
+    # In a circle; if it is the doing of one rank there, all leads to that one.
+    one = astray(verdict.ranks, places.values(), heard)
+    if one is None or one.group in oddities:
+        return verdict
+    told = Oddity(one.key, None, {one.rank: one.detail})
+    return _verdict(replace(case, oddities={**oddities, one.group: told}), stalled)
 
 
 def _was_refused(place: Place, heard: Mapping[int, RankState]) -> bool:
@@ -208,8 +218,11 @@ def _oddities(places: Mapping[Spot, Place], heard: Mapping[int, RankState]) -> d
     found = {}
     for name, here in waited.items():
         members = here[0].any_wait.group.ranks
-        rings = {rank: _ring(heard[rank], name) for rank in members if rank in heard}
-        odd = oddity(rings, [place.spot.key for place in here]) or _beyond_the_end(here, heard)
+        rings = {rank: ring_of(heard[rank], name) for rank in members if rank in heard}
+        odd = oddity(rings, [place.spot.key for place in here])
+        if odd is not None and odd.usual is None:
+            odd = among_more(odd, rings, kin(here[0].any_wait.group, odd.key, rings, heard))
+        odd = odd or _beyond_the_end(here, heard)
         if odd is None and all(not place.lacks and not place.runs for place in here):
             odd = lasting(rings, min(place.spot.key for place in here))
         if odd is not None:
@@ -224,14 +237,6 @@ def _beyond_the_end(places: list[Place], heard: Mapping[int, RankState]) -> Oddi
         if ended and 2 * len(place.lacks) > len(place.any_wait.group.ranks):
             return Oddity(place.spot.key, None, dict.fromkeys(place.waits, Detail.EXTRA))
     return None
-
-
-def _ring(state: RankState, group: str) -> dict[int, Call]:
-    here, raised = state.groups.get(group), state.raised
-    calls = [*here.recent, here.current] if here is not None else []
-    if raised is not None and raised.group == group:
-        calls.append(raised.call)
-    return {call.key: call for call in calls if call is not None and call.key}
 
 
 def _graph(case: _Case) -> Graph:
@@ -291,7 +296,7 @@ def _culprits(case: _Case, graph: Graph, end: frozenset[int | Spot]) -> list[Cul
             return []  # torch refused it on all ranks alike, or all were interrupted: nobody waits
         return [_culprit(case, rank, Kind.STUCK) for rank in place.waits]
     if len(end) == 1:
-        return [_alone(case, *ranks)]
+        return _alone(case, *ranks)
     elsewhere = [rank for rank in ranks if case.heard[rank].doing in _ELSEWHERE]
     if elsewhere:
         return [_culprit(case, rank, Kind.ABSENT) for rank in elsewhere]
@@ -299,18 +304,22 @@ def _culprits(case: _Case, graph: Graph, end: frozenset[int | Spot]) -> list[Cul
     return [_culprit(case, rank, Kind.MISMATCH, Detail.ORDER) for rank in single or ranks]
 
 
-def _alone(case: _Case, rank: int) -> Culprit:
-    """A rank that waits for nobody."""
+def _alone(case: _Case, rank: int) -> list[Culprit]:
+    """A rank that waits for nobody; with it those who may be wrong as well."""
     place, state = case.missed_in(rank), case.heard.get(rank)
     odd = case.oddity_of(place.spot)
     if odd is not None and rank in odd.odd:
-        assert state is not None
-        return _culprit(case, rank, Kind.MISMATCH, odd.odd[rank], _ring(state, place.spot.group)[odd.key])
+        return [_odd_one(case, one, odd) for one in ([rank] if odd.usual is not None else odd.odd)]
     if state is None:
-        return _culprit(case, rank, Kind.UNREACHABLE)
+        return [_culprit(case, rank, Kind.UNREACHABLE)]
     if rank in place.left or state.life in (Life.DEAD, Life.ENDED):
-        return _culprit(case, rank, Kind.GONE)
-    return _culprit(case, rank, Kind.FROZEN if state.life is Life.SILENT else Kind.ABSENT)
+        return [_culprit(case, rank, Kind.GONE)]
+    return [_culprit(case, rank, Kind.FROZEN if state.life is Life.SILENT else Kind.ABSENT)]
+
+
+def _odd_one(case: _Case, rank: int, odd: Oddity) -> Culprit:
+    call = ring_of(case.heard[rank], case.missed_in(rank).spot.group).get(odd.key)
+    return _culprit(case, rank, Kind.MISMATCH, odd.odd[rank], call)
 
 
 def _culprit(case: _Case, rank: int, kind: Kind, detail: Detail | None = None, call: Call | None = None) -> Culprit:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ddtrace_pytorch.stalls.mismatch import differ, ring_of
 from ddtrace_pytorch.stalls.roll import Call, GroupState, Life, RankState
 
 # ns. A state file may be as old as two beats, so a younger call is not waited in yet; what it shows is still changing.
@@ -72,18 +73,41 @@ class Place:
 
 def waits_in(roll: Mapping[int, RankState], now: int, threshold: int) -> list[Wait]:
     """Every wait of every rank. Ranks that died while they waited long are among them only if nobody lives who waits:
-    then it is over, and they are those whom a time-out ended."""
+    then it is over, and they are those whom a time-out ended. Where a rank is dead nobody has to have waited long: not
+    who is in a call that lacks it, nor it itself if it died in another call than its peers."""
     fresh = min(FRESH, threshold // 2)
-    living = [wait for state in roll.values() if state.life is Life.ALIVE for wait in _calls(state, now, fresh)]
-    dead = (state for state in roll.values() if state.life in (Life.DEAD, Life.ENDED))
-    held = living or [wait for state in dead for wait in _calls(state, now, threshold - fresh)]
+    calls = {rank: list(_calls(state, now)) for rank, state in roll.items()}
+    alive = [wait for rank, waits in calls.items() if roll[rank].life is Life.ALIVE for wait in waits]
+    gone = [wait for rank, waits in calls.items() if roll[rank].life in (Life.DEAD, Life.ENDED) for wait in waits]
+    living = [wait for wait in alive if wait.age >= fresh]
+    held = living or [wait for wait in gone if wait.age >= threshold - fresh]
+    dead = {rank for rank, state in roll.items() if state.life is Life.DEAD}
+    if dead:
+        held += [wait for wait in alive if wait.age < fresh and _is_in_vain(wait, roll, dead)]
+        here = {wait.rank for wait in held}
+        died = [wait for wait in gone if wait.rank in dead - here and wait.call.key]
+        places = {(wait.group.name, wait.call.key): wait.group.ranks for wait in died}
+        apart = {place for place, ranks in places.items() if _differ(*place, ranks, roll)}
+        held += [wait for wait in died if (wait.group.name, wait.call.key) in apart]
     return held + [wait for state in roll.values() for wait in _raised(state, now)]
 
 
-def _calls(state: RankState, now: int, least: int) -> Iterator[Wait]:
+def _is_in_vain(wait: Wait, roll: Mapping[int, RankState], dead: set[int]) -> bool:
+    spot = Spot(wait.group.name, wait.call.key)
+    return bool(spot.key) and any(not _completed(roll[rank], spot) for rank in dead.intersection(wait.group.ranks))
+
+
+def _differ(group: str, key: int, ranks: Collection[int], roll: Mapping[int, RankState]) -> bool:
+    """Whether ranks made different calls in one place: by that one may have ended another."""
+    rings = {rank: ring_of(roll[rank], group) for rank in ranks if rank in roll}
+    return differ(rings, key)
+
+
+def _calls(state: RankState, now: int) -> Iterator[Wait]:
     for group in state.groups.values():
-        if group.current is not None and (age := age_of(group.current, state, now)) >= least:
-            yield Wait(state.rank, group, group.current, age)
+        if group.current is not None:
+            # What was entered since the last beat is younger than that.
+            yield Wait(state.rank, group, group.current, max(0, age_of(group.current, state, now)))
 
 
 def age_of(call: Call, state: RankState, now: int) -> int:

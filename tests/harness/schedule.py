@@ -26,9 +26,12 @@ TO_ROOT = ("reduce", "gather")
 
 @dataclass(frozen=True)
 class Group:
+    """`stage`: of the pipeline, that all its ranks are in."""
+
     name: str
     label: str
     ranks: tuple[int, ...]
+    stage: int | None = None
 
 
 @dataclass(frozen=True)
@@ -42,13 +45,15 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Template:
-    """A call that all groups of a kind make; `root`: which of the group's ranks, if the operation has one."""
+    """A call that all groups of a kind make, or those of one `stage`; `root`: which of the group's ranks, if the
+    operation has one."""
 
     groups: str
     operation: str
     root: int = 0
     size: int = 4
     dtype: str = "float32"
+    stage: int | None = None
 
 
 Program = list[Instruction]
@@ -60,6 +65,10 @@ def groups_of(tp: int, dp: int, pp: int) -> list[Group]:
     def rank(t: int, d: int, p: int) -> int:
         return t + tp * (d + dp * p)
 
+    def stage_of(ranks: list[int]) -> int | None:
+        stages = {rank // (tp * dp) for rank in ranks}
+        return stages.pop() if len(stages) == 1 else None
+
     lines = {
         "world": [[rank(t, d, p) for p, d, t in product(range(pp), range(dp), range(tp))]],
         "tp": [[rank(t, d, p) for t in range(tp)] for d, p in product(range(dp), range(pp))],
@@ -67,7 +76,7 @@ def groups_of(tp: int, dp: int, pp: int) -> list[Group]:
         "pp": [[rank(t, d, p) for p in range(pp)] for t, d in product(range(tp), range(dp))],
     }
     return [
-        Group(f"{label}{number}", label, tuple(ranks))
+        Group(f"{label}{number}", label, tuple(ranks), stage_of(ranks))
         for label, several in lines.items()
         for number, ranks in enumerate(several)
         if len(ranks) > 1
@@ -81,7 +90,7 @@ def programs(groups: list[Group], templates: list[Template], steps: int, seed: i
     made: dict[int, Program] = {rank: [] for rank in range(world)}
     for _, template in product(range(steps), templates):
         for group in groups:
-            if group.label != template.groups:
+            if group.label != template.groups or template.stage not in (None, group.stage):
                 continue
             for rank, call in calls_of(group, template):
                 made[rank].append(Instruction(group, call, after=chance.random() * 0.2))
@@ -116,17 +125,20 @@ class Made:
 
 @dataclass
 class Run:
-    """What became of some programs. `stops`: when ranks are halted (frozen, killed, cut off)."""
+    """What became of some programs. `stops`: when ranks are halted (frozen, killed, cut off); `root_waits`: who has
+    something for all others, as in a broadcast, is in it until all have got it, as over gloo."""
 
     programs: Mapping[int, Program]
     stops: Mapping[int, float] = field(default_factory=dict)
     latency: float = 0.001
+    root_waits: bool = False
     made: dict[int, list[Made]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.made = {rank: [] for rank in self.programs}
         self._there: dict[object, dict[int, Made]] = {}
         self._for_all: dict[int, float] = {}
+        self._numbers: dict[tuple[int, Group], int] = {}
         ready = list(self.programs)
         while ready:
             ready = [rank for rank in self.programs if self._advance(rank)]
@@ -148,7 +160,7 @@ class Run:
             return False
         call = following.call
         if call.operation not in ("send", "recv"):
-            key = 1 + sum(one.group == following.group and one.call.key > 0 for one in done)
+            key = self._numbers[rank, following.group] = self._numbers.get((rank, following.group), 0) + 1
             call = replace(call, key=key)
         made = Made(following.group, replace(call, since=int(entered * SECOND)), entered)
         done.append(made)
@@ -160,7 +172,7 @@ class Run:
         there = self._there[_where(rank, mine, self.made[rank])]
         members: Iterable[int] = mine.group.ranks
         root = mine.call.peer
-        if not mine.call.key or mine.call.operation in FROM_ROOT:
+        if not mine.call.key or (mine.call.operation in FROM_ROOT and not (self.root_waits and rank == root)):
             members = (rank, root or 0)
         elif mine.call.operation in TO_ROOT and rank != root:
             members = (rank,)

@@ -488,3 +488,83 @@ def test_who_was_sent_to_just_now_is_not_stuck(ago: float, kind: Kind | None) ->
     others = [rank_in(rank, passed) for rank in (0, 1, 2)]
     verdict = judged(*others, waits(3, operation="broadcast", peer=0, age=40.0))
     assert (verdict and verdict.kind) is kind
+
+
+PAIR = Group("4", "tp", (2, 3))
+NARROW = {"bytes": 8448, "shape": (2112,), "dtype": "float32"}
+WIDE = {"bytes": 16896, "shape": (2112,), "dtype": "float64"}
+
+
+def in_pair(rank: int, age: float, life: Life = Life.ALIVE, **more: object) -> RankState:
+    """As the part in C wrote it when the call was entered, since its last beat."""
+    return rank_in(rank, here(WORLD, 4), here(PAIR, 7, call(7, age=age, **more)), life=life)  # type: ignore[arg-type]
+
+
+def left_pair(rank: int, **more: object) -> RankState:
+    raised = Raised(PAIR.name, call(7, age=0.3, **more), ECHO, NOW)  # type: ignore[arg-type]
+    return rank_in(rank, here(WORLD, 4), here(PAIR, 7, completed=6), raised=raised)
+
+
+@pytest.mark.parametrize(
+    "other", [in_pair(2, 0.3, **WIDE), left_pair(2, **WIDE)], ids=["still in it", "has just raised"]
+)
+def test_whom_another_type_aborts_is_not_the_reason(other: RankState) -> None:
+    """gloo ends who gets more than it has room for; those who wait for that one elsewhere hear it first."""
+    verdict = verdict_of(aborted(0, life=Life.ALIVE), aborted(1), in_pair(3, 0.3, Life.DEAD, **NARROW), other)
+    assert (verdict.kind, verdict.detail, verdict.ranks) == (Kind.MISMATCH, Detail.DTYPE, (2, 3))
+    assert (verdict.where.label, verdict.where.key) == ("tp", 7)
+    assert verdict.waiting == (0, 1)
+
+
+def test_who_may_as_well_be_wrong_is_named_with_it() -> None:
+    """Nobody has waited for 2 alone, nor for both."""
+    hears = Raised(DP.name, call(5), ECHO, NOW)
+    one = rank_in(1, here(WORLD, 4), here(DP, 5, completed=4), raised=hears)
+    dead = in_pair(3, 0.3, Life.DEAD, **NARROW)
+    verdict = verdict_of(rank_in(0, here(WORLD, 4)), one, dead, in_pair(2, 0.3, **WIDE))
+    assert (verdict.kind, verdict.detail, verdict.ranks) == (Kind.MISMATCH, Detail.DTYPE, (2, 3))
+    assert (verdict.where.label, verdict.where.key) == ("tp", 7)
+
+
+def test_who_died_in_a_call_like_its_peer_is_the_reason() -> None:
+    verdict = verdict_of(aborted(0), aborted(1), in_pair(3, 0.3, Life.DEAD, **NARROW), in_pair(2, 0.3, **NARROW))
+    assert (verdict.kind, verdict.ranks) == (Kind.GONE, (3,))
+
+
+def test_the_stages_of_a_pipeline_are_not_compared() -> None:
+    """3 leaves out its last call of `tp` and waits in the world's, and 2 waits for it: that the ranks of the other
+    stage have made no such call in theirs is as it should be."""
+    templates = [Template("tp", "all_reduce"), Template("tp", "all_reduce"), Template("tp", "all_reduce", stage=1)]
+    templates = [Template("pp", "pass"), *templates, Template("world", "all_reduce")]
+    made = programs(groups_of(2, 1, 2), templates, steps=1, seed=1)
+    run = Run({**made, 3: [*made[3][:3], made[3][4]]})
+    now = run.last + 12
+    verdict = judge(run.roll(now), run.programs, int(now * SECOND))
+    assert verdict is not None
+    assert (verdict.kind, verdict.detail, verdict.ranks) == (Kind.MISMATCH, Detail.ORDER, (2, 3))
+
+
+def test_of_equal_groups_the_others_tell_who_leaves_out_a_call() -> None:
+    """The same with the two groups of `tp` side by side."""
+    templates = [Template("tp", "all_reduce"), Template("tp", "all_reduce"), Template("world", "all_reduce")]
+    made = programs(groups_of(2, 2, 1), templates, steps=1, seed=1)
+    run = Run({**made, 3: [made[3][0], made[3][2]]})
+    now = run.last + 12
+    verdict = judge(run.roll(now), run.programs, int(now * SECOND))
+    assert verdict is not None
+    assert (verdict.kind, verdict.detail, verdict.ranks) == (Kind.MISMATCH, Detail.ORDER, (3,))
+    assert (verdict.where.label, verdict.where.key, verdict.where.operation) == ("tp", 2, "all_reduce")
+    assert "rank 3 is waited for in it, and in turn waits elsewhere" in message(verdict)
+
+
+def test_a_call_too_many_in_words() -> None:
+    """One that was never made twice in a row, nor after what one left out would have been followed by."""
+    operations = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
+    templates = [*(Template("tp", one) for one in operations), Template("world", "barrier")]
+    made = programs(groups_of(2, 2, 1), templates, steps=4, seed=1)
+    run = Run({**made, 3: [*made[3][:11], made[3][10], *made[3][11:]]})
+    now = run.last + 12
+    verdict = judge(run.roll(now), run.programs, int(now * SECOND))
+    assert verdict is not None
+    assert (verdict.kind, verdict.detail, verdict.ranks) == (Kind.MISMATCH, Detail.EXTRA, (3,))
+    assert "rank 3 made a call too many: is in reduce_scatter_tensor #10" in message(verdict)

@@ -290,6 +290,27 @@ def test_what_a_thread_enters_is_written_where_it_outlives_the_process(ledger: L
     assert list(memory)[:2] == [0, 2]
 
 
+@pytest.mark.parametrize("in_c", [True], indirect=True)
+def test_a_call_that_raised_stays_written_until_that_is_told(ledger: Ledger) -> None:
+    """In between, whoever asks would find neither."""
+    in_flight = InFlight()
+    memory = (ctypes.c_int64 * 8)()
+    told: list[list[int]] = []
+    ledger.on_failure = lambda cell, error: told.append(list(memory))
+
+    def refused(tensor: Any, op: str = "sum", group: Any = None, async_op: bool = False) -> Any:
+        if op == "wrong":
+            raise ValueError(op)
+
+    ours = wrapped(ledger, "all_reduce", refused, in_flight)
+    ours(torch.ones(3))  # what a group's first call is gone through with is not in C
+    in_flight.slot().address = ctypes.addressof(memory)
+    with pytest.raises(ValueError, match="wrong"):
+        ours(torch.ones(3), "wrong")
+    assert told[0][:2] == [only(ledger).number + 1, 2]
+    assert memory[0] == 0
+
+
 def test_the_copy_counted_in_c_passes_for_the_original(ledger: Ledger) -> None:
     leaf = wrappers.Leaf(BY_NAME["all_reduce"], all_reduce, ledger, InFlight(), lambda work, cell: None)
     copy, release = leaf.in_c(all_reduce, leaf(all_reduce))

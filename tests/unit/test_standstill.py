@@ -1,0 +1,133 @@
+"""When a collective raised: what is said is not said before those who know better could say so."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from harness.waiting import until
+
+from ddtrace_pytorch.spans import SpanRecord
+from ddtrace_pytorch.stalls import places
+from ddtrace_pytorch.stalls.last_words import Identity, LastWords
+from ddtrace_pytorch.stalls.mates import Mates
+from ddtrace_pytorch.stalls.mismatch import Detail
+from ddtrace_pytorch.stalls.roll import Call, GroupState, Raised, RankState
+from ddtrace_pytorch.stalls.standstill import Standstill
+from ddtrace_pytorch.stalls.state_file import CAPACITY, StateFile
+from ddtrace_pytorch.stalls.verdict import Kind, Verdict
+
+JOB, RUN, HOST = "job-7", "20261129T080452Z-00de004b", "node-a"
+SPAN = SpanRecord("pytorch.rank", "rank", "pytorch", 7, 5, None, 0, 9, {}, {})
+CLOSED = "RuntimeError: [gloo] Connection closed by peer"
+TP, DP = ((2, 3), (0, 1)), ((1, 3), (0, 2))
+
+
+def group(name: str, ranks: tuple[int, ...], entered: int, current: Call | None = None) -> GroupState:
+    done = entered if current is None else entered - 1
+    return GroupState(f"{name} {ranks}", name, ranks, "gloo", entered, done, current, (current,) if current else ())
+
+
+def rank_in(rank: int, *groups: GroupState, since: float = 0.0, raised: Raised | None = None) -> RankState:
+    """As it was so many seconds ago."""
+    known = {one.name: one for one in groups}
+    return RankState(rank, HOST, pid=1, as_of=time.time_ns() - round(since * 1e9), groups=known, raised=raised)
+
+
+class Job:
+    """The state files of four ranks: 3 was ended in a call with 2, which nothing is known of yet; 1 raised."""
+
+    def __init__(self, root: str) -> None:
+        self._folder = places.folder(root, JOB, RUN)
+        self._files: dict[int, StateFile] = {}
+        now = time.time_ns()
+        self.narrow = Call("all_reduce", 7, 8448, (2112,), "float32", since=now - 10**8)
+        self.wide = Call("all_reduce", 7, 16896, (2112,), "float64", since=now - 10**8)
+        closed = Raised(f"dp {DP[0]}", Call("all_reduce", 5, since=now - 10**8), CLOSED, now)
+        self.said(rank_in(0, group("tp", TP[1], 7), group("dp", DP[1], 4)))
+        self.said(rank_in(1, group("tp", TP[1], 7), group("dp", DP[0], 4), raised=closed))
+        self.said(rank_in(2, group("tp", TP[0], 6), group("dp", DP[1], 4), since=0.9))
+        self.said(rank_in(3, group("tp", TP[0], 7, self.narrow), group("dp", DP[0], 4)))
+        self._files.pop(3).leave()
+
+    def said(self, state: RankState) -> None:
+        identity = Identity(JOB, RUN, 0, state.rank, 4, HOST, places.BOOT, "")
+        if state.rank not in self._files:
+            self._files[state.rank] = StateFile(self._folder, places.name(state.rank))
+        self._files[state.rank].write(LastWords(identity, state, SPAN).encode(CAPACITY))
+
+    def rank_2_raised(self) -> None:
+        raised = Raised(f"tp {TP[0]}", self.wide, CLOSED, time.time_ns())
+        self.said(rank_in(2, group("tp", TP[0], 6), group("dp", DP[1], 4), raised=raised))
+
+    def rank_2_beats(self) -> None:
+        self.said(rank_in(2, group("tp", TP[0], 6), group("dp", DP[1], 4)))
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.remove()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    job = Job(str(tmp_path))
+    yield job
+    job.close()
+
+
+class Looked(Mates):
+    """After the first look of the verdict something happens."""
+
+    then: Callable[[], None] | None = None
+
+    def states(self) -> dict[int, RankState]:
+        found = super().states()
+        if self.looks == 2:  # the first is for what others have told
+            assert self.then is not None
+            self.then()
+        self.looks += 1
+        return found
+
+    looks = 1
+
+
+class Outlet:
+    def __init__(self) -> None:
+        self.said: list[Verdict] = []
+
+    def stall(self, stalled: object) -> None: ...
+
+    def over(self, over: object, was_told: bool) -> None: ...
+
+    def verdict(self, verdict: Verdict) -> None:
+        self.said.append(verdict)
+
+    def raised(self) -> None: ...
+
+
+def verdict_of_rank_1(root: Path, then: Callable[[], None], leaves: bool) -> Verdict:
+    outlet = Outlet()
+    mates = Looked([str(root)], JOB, RUN, HOST)
+    mates.then = then
+    mine = Standstill(lambda now: [], lambda: None, outlet, time.time_ns, 10.0, 4)
+    mine.begin(mates, f"{root}")
+    mine.failed()
+    if not leaves:
+        until(lambda: outlet.said, 30, "a verdict")
+    mine.leave(30)
+    (said,) = outlet.said
+    return said
+
+
+@pytest.mark.parametrize("leaves", [True, False], ids=["about to end", "going on"])
+def test_a_peer_of_a_dead_rank_is_heard_first(tmp_path: Path, job: Job, leaves: bool) -> None:
+    """gloo ends who gets more than it has room for, and who sent it hears that when all others do."""
+    said = verdict_of_rank_1(tmp_path, job.rank_2_raised, leaves)
+    assert (said.kind, said.detail, said.ranks) == (Kind.MISMATCH, Detail.DTYPE, (2, 3))
+
+
+def test_a_peer_that_has_nothing_to_say_of_it_is_not_the_reason(tmp_path: Path, job: Job) -> None:
+    said = verdict_of_rank_1(tmp_path, job.rank_2_beats, leaves=True)
+    assert (said.kind, said.ranks) == (Kind.GONE, (3,))
