@@ -189,7 +189,7 @@ EVERYTHING = """
     end_last_life()
 """
 
-# Destroying the group of the second life, gloo of 2.0 hangs in two of the three ranks, with and without us.
+# Destroying the group of the second life, gloo of 2.0 was seen to hang in two of the three ranks, without us.
 END = "dist.destroy_process_group()" if RELEASE >= (2, 2) else "__import__('ddtrace_pytorch').unpatch(), os._exit(0)"
 
 
