@@ -60,7 +60,7 @@ def leave_package_uncompiled() -> None:
     """The same for all of this package that is loaded, and for what the ledger and its like call."""
     mark, to_the_end = _mark(), _mark(to_the_end=True)
     if mark is not None and to_the_end is not None:
-        for name, module in tuple(sys.modules.items()):
+        for name, module in sys.modules.copy().items():  # a snapshot in one step: other threads import
             if name.partition(".")[0] == _PACKAGE:
                 for function in _functions(module, name):
                     # What `safely` guards has the code of the guard.

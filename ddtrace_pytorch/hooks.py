@@ -110,10 +110,10 @@ def register_process_group_hook(function: Callable[[Any, str], object]) -> Handl
     return _register(function, process_groups)
 
 
-def tell_of(process_group: Any) -> None:
-    """For the instrumentation: `process_group` is new."""
+def tell_of(process_group: Any, name: str) -> None:
+    """For the instrumentation: `process_group` is new, and torch calls it `name`."""
     for handle in tuple(process_groups):
-        handle.call(process_group, str(process_group.group_name))
+        handle.call(process_group, name)
 
 
 def follow(follower: Callable[[], None]) -> None:

@@ -178,7 +178,9 @@ class Instrumentation:
         # Not imported, nobody has registered any.
         hooks = sys.modules.get("ddtrace_pytorch.hooks")
         if hooks is not None:
-            hooks.tell_of(process_group)
+            from ddtrace_pytorch.collectives.groups import name_of
+
+            hooks.tell_of(process_group, name_of(process_group, self._torch.distributed.distributed_c10d))
 
     def _instrument(self, name: str, around: in_place.Around) -> None:
         undo, how = in_place.place(self._torch.distributed, name, around)

@@ -23,6 +23,7 @@ from ddtrace_pytorch.stalls import doing
 from ddtrace_pytorch.stalls.positions import Legend
 from ddtrace_pytorch.stalls.roll import Call, GroupState, Raised, RankState
 from ddtrace_pytorch.stalls.watch import SECOND, Pending, limit
+from ddtrace_pytorch.tensors import nbytes
 from ddtrace_pytorch.training.progress import Progress
 
 # A call that has taken less is not looked at closer.
@@ -290,16 +291,17 @@ def _measures(arguments: Mapping[str, Any]) -> dict[str, Any]:
     with torch._C.DisableTorchFunctionSubclass() if torch is not None else nullcontext():
         for value in arguments.values():
             first = value[0] if isinstance(value, (list, tuple)) and value else value
-            dtype, shape = _told(first, "dtype", str), _told(first, "shape", lambda shape: tuple(map(int, shape)))
+            dtype = _told(first, lambda tensor: str(tensor.dtype))
+            shape = _told(first, lambda tensor: tuple(map(int, tensor.shape)))
             if dtype is not None and shape is not None:
-                size = _told(first, "nbytes", int) or 0
+                size = _told(first, nbytes) or 0
                 return {"bytes": size, "shape": shape, "dtype": dtype.removeprefix("torch.")}
     return {}
 
 
-def _told(tensor: Any, what: str, plain: Callable[[Any], R]) -> R | None:
+def _told(tensor: Any, read: Callable[[Any], R]) -> R | None:
     try:
-        return plain(getattr(tensor, what))
+        return read(tensor)
     except Exception:  # the user's own tensor
         return None
 

@@ -15,7 +15,8 @@ class TorchGroups:
     def __init__(self, distributed: Any) -> None:
         self._distributed = distributed
         self._c10d = distributed.distributed_c10d
-        self._born: weakref.WeakSet[Any] = weakref.WeakSet()
+        # What torch had counted on groups that were made since we came, when they were.
+        self._born: weakref.WeakKeyDictionary[Any, int | None] = weakref.WeakKeyDictionary()
         # Of the default group's ranks, once that is known.
         self.nodes: Nodes | None = None
 
@@ -27,20 +28,24 @@ class TorchGroups:
             return None
         ranks = self.ranks(process_group)
         group = Group(
-            name=str(process_group.group_name),
+            name=name_of(process_group, self._c10d),
             label=self._label(process_group),
             backend=self._backend(process_group),
             ranks=ranks,
             rank=process_group.rank(),
         )
-        group.launched_before = 0 if process_group in self._born else launched(process_group)
+        born = process_group in self._born
+        group.launched_before = self._born[process_group] if born else launched(process_group)
         group.crosses_nodes = self.crosses_nodes(process_group)
         group.timeout = _timeout(process_group)
         return group
 
     def born(self, process_group: Any) -> None:
-        """`process_group` is new: whatever is launched on it is launched after we came."""
-        self._born.add(process_group)
+        """`process_group` is new: whatever is launched on it is launched after we came.
+
+        Not counted from 0 by every release: gloo's count began with a random number in 2.0.
+        """
+        self._born[process_group] = launched(process_group)
 
     def crosses_nodes(self, process_group: Any) -> bool | None:
         """Whether its ranks are on more than one node; None where that isn't known."""
@@ -81,7 +86,13 @@ class TorchGroups:
             return str(described.removeprefix("mesh_"))
         if process_group is self._distributed.group.WORLD:
             return "world"
-        return str(described if described not in ("", "undefined", "default_pg") else process_group.group_name)
+        named = described not in ("", "undefined", "default_pg")
+        return str(described) if named else name_of(process_group, self._c10d)
+
+
+def name_of(process_group: Any, c10d: Any) -> str:
+    """Torch's own name of a group, the same on all its ranks. Before 2.2 only torch's register has it."""
+    return str(getattr(process_group, "group_name", "") or c10d._world.pg_names.get(process_group, ""))
 
 
 def _timeout(process_group: Any) -> int | None:

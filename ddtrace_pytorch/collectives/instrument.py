@@ -134,7 +134,7 @@ class Instrument:
         self._waits.remove()
 
     def _operations(self) -> list[Operation]:
-        return [operation for operation in OPERATIONS if operation.in_release(self._release)]
+        return [one.for_release(self._release) for one in OPERATIONS if one.in_release(self._release)]
 
     def _instrument(self, operation: Operation) -> None:
         around = self._around(operation)

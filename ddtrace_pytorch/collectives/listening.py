@@ -60,8 +60,8 @@ class Call:
             return None
         for value in (*(one.tensor for one in self.transfers), *self.arguments.values()):
             first = value[0] if isinstance(value, (list, tuple)) and value else value
-            if hasattr(first, "nbytes"):
-                return first.device
+            if (device := getattr(first, "device", None)) is not None:
+                return device
         return None
 
 
@@ -172,7 +172,7 @@ class Listening:
         return Call(
             operation=BATCH,
             group=group,
-            size=sizes.total(one.tensor for one in transfers),
+            size=sizes.total([one.tensor for one in transfers]),
             number=0,
             root=None,
             deferred=True,

@@ -21,6 +21,7 @@ from ddtrace_pytorch.collectives.listening import BATCH, Call
 from ddtrace_pytorch.ledger import users_frame
 from ddtrace_pytorch.settings import Settings
 from ddtrace_pytorch.source_lines import place
+from ddtrace_pytorch.tensors import nbytes
 
 Fields = dict[str, Any]
 # The node that a rank is on, by its global rank; None where that isn't known.
@@ -229,7 +230,7 @@ def _their_size(call: Call) -> int | None:
     if name == "barrier":
         return 1
     if name in ("reduce_scatter", "reduce_scatter_tensor"):
-        return int(call.arguments["output"].nbytes)  # what is left on one rank; ours is what goes in
+        return nbytes(call.arguments["output"])  # what is left on one rank; ours is what goes in
     return call.size
 
 

@@ -7,23 +7,27 @@ from operator import attrgetter
 from typing import Any
 
 from ddtrace_pytorch.ledger import Group
+from ddtrace_pytorch.tensors import nbytes
 
-__all__ = ["for_others", "gathered_from_others", "grand_total", "peer", "split_for_others", "total"]
+__all__ = ["for_others", "gathered_from_others", "grand_total", "nbytes", "peer", "split_for_others", "total"]
 
 _nbytes = attrgetter("nbytes")
 
 
-def total(tensors: Iterable[Any]) -> int:
-    return sum(map(_nbytes, tensors))
+def total(tensors: Sequence[Any]) -> int:
+    try:
+        return sum(map(_nbytes, tensors))
+    except AttributeError:
+        return sum(map(nbytes, tensors))
 
 
-def grand_total(lists: Iterable[Iterable[Any]]) -> int:
+def grand_total(lists: Iterable[Sequence[Any]]) -> int:
     return sum(map(total, lists))
 
 
 def for_others(tensors: Sequence[Any] | None, here: Group) -> int:
     """All but the slice that stays on this rank; 0 where only the root has a list and this is not the root."""
-    return total(tensors) - tensors[here.rank].nbytes if tensors else 0
+    return total(tensors) - nbytes(tensors[here.rank]) if tensors else 0
 
 
 def gathered_from_others(whole: Any, own: Any, root: int | None, group_root: int | None, here: Group) -> int:
@@ -34,10 +38,11 @@ def gathered_from_others(whole: Any, own: Any, root: int | None, group_root: int
 
 def split_for_others(tensor: Any, splits: Sequence[int] | None, here: Group) -> int:
     """All of `tensor` but the rows that stay on this rank; without `splits`, each rank gets as many."""
+    size = nbytes(tensor)
     if not splits:
-        return int(tensor.nbytes - tensor.nbytes // here.size)
+        return size - size // here.size
     rows = tensor.shape[0]
-    return int(tensor.nbytes // rows * (rows - splits[here.rank])) if rows else 0
+    return int(size // rows * (rows - splits[here.rank])) if rows else 0
 
 
 def peer(root: int | None, group_root: int | None, here: Group) -> int | None:

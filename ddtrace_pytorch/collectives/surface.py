@@ -9,9 +9,12 @@ scatter leave out the slice that stays on the rank, so their message is what cro
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+
+_NBYTES = re.compile(r"(\w+)\.nbytes")
 
 
 class Kind(Enum):
@@ -50,8 +53,9 @@ class Operation:
     ``size``), with the functions of :mod:`~ddtrace_pytorch.collectives.sizes`. `bus` goes from the group's size to
     the factor between algorithm and bus bandwidth. `deferred` is an expression: true where the call returns before
     it is complete. `root` names the parameter that holds the global rank of the root or peer. `since` is the first
-    release that has the function; `renamed` the first in which it only passes on to one of another row. `native` are
-    the names that torch's C++ side has for it (process-group hooks, flight recorder), without the backend.
+    release that has the function; `renamed` the first in which it only passes on to one of another row; `gone` the
+    first that has it no more. `native` are the names that torch's C++ side has for it (process-group hooks, flight
+    recorder), without the backend.
     """
 
     function: str
@@ -64,6 +68,7 @@ class Operation:
     spelling: str | None = None
     since: tuple[int, int] = (2, 0)
     renamed: tuple[int, int] | None = None
+    gone: tuple[int, int] | None = None
     native: tuple[str, ...] = ()
 
     @property
@@ -80,9 +85,17 @@ class Operation:
     def name(self) -> str:
         return self.spelling or self.function
 
+    def exists_in(self, release: tuple[int, int]) -> bool:
+        """Whether torch `release` has the function."""
+        return self.since <= release and (self.gone is None or release < self.gone)
+
     def in_release(self, release: tuple[int, int]) -> bool:
         """Whether torch `release` has the function, as one that does the work itself."""
-        return self.since <= release and (self.renamed is None or release < self.renamed)
+        return self.exists_in(release) and (self.renamed is None or release < self.renamed)
+
+    def for_release(self, release: tuple[int, int]) -> Operation:
+        """The row with a size that tensors of torch `release` can be asked for."""
+        return self if release >= (2, 1) else replace(self, size=_NBYTES.sub(r"nbytes(\1)", self.size))
 
     def parameters_in(self, release: tuple[int, int]) -> tuple[str, ...]:
         """The parameters that the function has in torch `release`, in order."""
@@ -272,12 +285,9 @@ OPERATIONS: tuple[Operation, ...] = (
         deferred=ASYNC,
         native=("allgather_coalesced",),
     ),
+    # 2.0's only says where a group of NCCL begins and ends: what is called inside is issued call by call.
     Operation(
-        "_coalescing_manager",
-        "group, device, async_ops@2.1",
-        kind=Kind.COALESCING,
-        spelling="coalesced",
-        deferred="async_ops",
+        "_coalescing_manager", "group, device, async_ops", kind=Kind.COALESCING, spelling="coalesced", since=(2, 1)
     ),
     Operation("all_gather_object", "object_list, obj, group, weights_only@2.14", kind=Kind.OBJECTS),
     Operation(
@@ -311,6 +321,44 @@ OPERATIONS: tuple[Operation, ...] = (
         kind=Kind.OBJECTS,
         root="src",
         since=(2, 4),
+    ),
+    # Of NCCL's, with a tensor on each of the rank's GPUs. How many GPUs take part nobody says, so no bandwidth.
+    Operation(
+        "broadcast_multigpu",
+        "tensor_list, src, group, async_op, src_tensor",
+        size="total(tensor_list)",
+        deferred=ASYNC,
+        root="src",
+        gone=(2, 2),
+    ),
+    Operation(
+        "all_reduce_multigpu",
+        "tensor_list, op, group, async_op",
+        size="total(tensor_list)",
+        deferred=ASYNC,
+        gone=(2, 2),
+    ),
+    Operation(
+        "reduce_multigpu",
+        "tensor_list, dst, op, group, async_op, dst_tensor",
+        size="total(tensor_list)",
+        deferred=ASYNC,
+        root="dst",
+        gone=(2, 2),
+    ),
+    Operation(
+        "all_gather_multigpu",
+        "output_tensor_lists, input_tensor_list, group, async_op",
+        size="grand_total(output_tensor_lists)",
+        deferred=ASYNC,
+        gone=(2, 2),
+    ),
+    Operation(
+        "reduce_scatter_multigpu",
+        "output_tensor_list, input_tensor_lists, op, group, async_op",
+        size="grand_total(input_tensor_lists)",
+        deferred=ASYNC,
+        gone=(2, 2),
     ),
 )
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from ddtrace_pytorch.border import pass_on
 from ddtrace_pytorch.classes import name_of
 from ddtrace_pytorch.records.attributes import short, short_name
+from ddtrace_pytorch.tensors import nbytes
 
 # Of exactly these types it is known what their methods do.
 _FILES = (io.BufferedWriter, io.BufferedReader, io.BufferedRandom, io.FileIO)
@@ -132,9 +133,9 @@ def size_of_tensors(torch: Any, state: Any) -> Size | None:
 def _lengths(torch: Any, state: Any, seen: set[int]) -> Iterator[int]:
     if isinstance(state, torch.Tensor):
         if hasattr(state, "local_shards"):
-            yield from (int(shard.tensor.nbytes) for shard in state.local_shards())
+            yield from (nbytes(shard.tensor) for shard in state.local_shards())
         else:
-            yield int(getattr(state, "_local_tensor", state).nbytes)
+            yield nbytes(getattr(state, "_local_tensor", state))
     elif isinstance(state, (Mapping, list, tuple)) and id(state) not in seen:
         seen.add(id(state))
         for value in state.values() if isinstance(state, Mapping) else state:

@@ -6,19 +6,24 @@ With the functions instrumented in place alone, on every release: where torch ha
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from harness.job import DDTRACE_RUN, PYTHON, Jobs, alone, environment, torchrun
 from harness.log import Record, of_type, rank_spans
+from harness.releases import RELEASE, without
 
 from ddtrace_pytorch.collectives import native_hooks
-from ddtrace_pytorch.collectives.surface import release_of
 
 pytestmark = pytest.mark.dist
 
 HAS_HOOKS = native_hooks.exist(torch._C._distributed_c10d)
+
+# Whether torch records what gloo does; and whether a group can be given a name by its user.
+RECORDS = RELEASE >= (2, 8)
+DESCRIBES = RELEASE >= (2, 4)
 
 STEPS = 7
 
@@ -30,7 +35,11 @@ DDP = f"""
     from torch.nn.parallel import DistributedDataParallel
 
     dist.init_process_group("gloo")
-    count = dist.group.WORLD._get_sequence_number_for_group
+    first = dist.group.WORLD._get_sequence_number_for_group()
+
+    def count():
+        return dist.group.WORLD._get_sequence_number_for_group() - first
+
     layers = torch.nn.Sequential(torch.nn.Linear(40, 30), torch.nn.Linear(30, 50))
     model = DistributedDataParallel(layers, bucket_cap_mb=1e-5)
     made = count()
@@ -41,7 +50,8 @@ DDP = f"""
     loss = torch.ones(3)
     dist.all_reduce(loss)
     dist.all_reduce(loss, async_op=True).wait()
-    said = {{"made": made, "steps": steps, "bytes": sum(one.nbytes for one in layers.parameters())}}
+    size = sum(one.numel() * one.element_size() for one in layers.parameters())
+    said = {{"made": made, "steps": steps, "bytes": size}}
     dist.destroy_process_group()
     said["threads"] = [one.name for one in threading.enumerate()]
     said["timing"] = "TORCH_NCCL_ENABLE_TIMING" in os.environ
@@ -89,7 +99,6 @@ def test_a_plain_ddp_job(jobs: Jobs, tmp_path: Path) -> None:
     result = jobs.run([*DDTRACE_RUN, *torchrun(2), jobs.script(DDP)], environment(None, **settings(log))).ok()
     for rank, summaries in enumerate(by_rank(log)):
         said = json.loads((tmp_path / "job-0" / f"said-{rank}").read_text())
-        assert said["steps"][:1] + said["steps"][2:] == [1, *[4] * (STEPS - 2)], "the buckets are made anew in the second"
         launched = said["made"] + sum(said["steps"]) + 2
         for one in summaries:
             assert one["metrics"]["collective.group_launched"] == launched
@@ -97,13 +106,17 @@ def test_a_plain_ddp_job(jobs: Jobs, tmp_path: Path) -> None:
             assert one["metrics"]["collective.group_coverage"] == 2 / launched
             assert "collective.coverage" not in one["tags"]
         unseen = unseen_in(summaries)
+        assert said["threads"] == ["MainThread"]
+        assert not said["timing"]
+        if not RECORDS:
+            assert unseen == {None: (launched - 2, 0, None)}
+            continue
+        assert said["steps"][:1] + said["steps"][2:] == [1, *[4] * (STEPS - 2)], "the buckets are made anew in the second"
         gradients = 1 + 4 * (STEPS - 1)
         assert unseen.pop("all_reduce") == (gradients, gradients, STEPS * said["bytes"])
         # The rest is what the constructor does, and the making of new buckets, with sizes known.
         assert sum(calls for calls, _, _ in unseen.values()) == launched - 2 - gradients
         assert all(calls == sized for calls, sized, _ in unseen.values())
-        assert said["threads"] == ["MainThread"]
-        assert not said["timing"]
     assert "WorkerServer" not in result.stderr
     assert not list((tmp_path / "tmp").glob("ddtrace-pytorch-*")), "no socket is left"
 
@@ -114,6 +127,10 @@ EVERYTHING = """
     import os, time
     import torch
     import torch.distributed as dist
+
+    def both(one, other):
+        dist.all_reduce(one)
+        dist.all_reduce(other)
 
     def everything(turn, late):
         rank, size = dist.get_rank(), dist.get_world_size()
@@ -128,8 +145,8 @@ EVERYTHING = """
             dist.irecv(torch.empty(4), 0).wait()
             dist.recv_object_list([None, None], 0)
         if rank < 2:
-            both = [dist.P2POp(dist.isend, tensor, 1 - rank), dist.P2POp(dist.irecv, torch.empty(4), 1 - rank)]
-            for work in dist.batch_isend_irecv(both):
+            batch = [dist.P2POp(dist.isend, tensor, 1 - rank), dist.P2POp(dist.irecv, torch.empty(4), 1 - rank)]
+            for work in dist.batch_isend_irecv(batch):
                 work.wait()
         dist.all_gather_object([None] * size, rank)
         dist.gather_object(rank, [None] * size if rank == 0 else None)
@@ -146,10 +163,8 @@ EVERYTHING = """
         dist.gather(tensor, [torch.empty(4) for _ in range(size)] if rank == 0 else None)
         dist.scatter(tensor, [torch.ones(4) for _ in range(size)] if rank == 0 else None)
         dist.barrier()
-        with dist._coalescing_manager(async_ops=True) as coalesced:
-            dist.all_reduce(torch.ones(2))
-            dist.all_reduce(torch.ones(3))
-        coalesced.wait()
+        with dist.distributed_c10d._coalescing_manager(async_ops=True) as block: both(torch.ones(2), torch.ones(3))
+        block.wait()  # of _coalescing_manager()
         if rank == 1:
             time.sleep(late)
         dist.all_reduce(tensor)
@@ -171,20 +186,35 @@ EVERYTHING = """
     life(2)
     for turn in range(3):
         everything(turn, late=0.7)
-    dist.destroy_process_group()
+    end_last_life()
 """
+
+# Destroying the group of the second life, gloo of 2.0 was seen to hang in two of the three ranks, without us.
+END = "dist.destroy_process_group()" if RELEASE >= (2, 2) else "__import__('ddtrace_pytorch').unpatch(), os._exit(0)"
+
+
+def of_release(script: str) -> str:
+    """`script` as the torch at hand can run it."""
+    return without(script if DESCRIBES else re.sub(r', group_desc="\w+"', "", script)).replace("end_last_life()", END)
+
+
+def label(description: str) -> str:
+    """Of the first group after the default one, for which the user has `description`."""
+    return description if DESCRIBES else "1"
 
 
 def test_what_torch_counts_otherwise_is_not_taken_for_unseen(jobs: Jobs, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    jobs.run([*DDTRACE_RUN, *torchrun(3), jobs.script(EVERYTHING)], environment(None, **settings(log))).ok()
+    script = jobs.script(of_release(EVERYTHING))
+    jobs.run([*DDTRACE_RUN, *torchrun(3), script], environment(None, **settings(log))).ok()
     files = by_rank(log)
     assert len(files) == 6
     for summaries in files[:3]:
         world = [one["metrics"] for one in summaries if one["tags"]["collective.group"] == "world"]
         assert world[-1]["collective.group_launched"] == world[-1]["collective.group_seen"] + 3
-        assert unseen_in(summaries) == {"all_reduce": (3, 3, 4 * 3003)}
-    assert [unseen_in(summaries, "later") for summaries in files[:3]] == [{"all_reduce": (1, 1, 20)}] * 2 + [{}]
+        assert unseen_in(summaries) == ({"all_reduce": (3, 3, 4 * 3003)} if RECORDS else {None: (3, 0, None)})
+    later = {"all_reduce": (1, 1, 20)} if RECORDS else {None: (1, 0, None)}
+    assert [unseen_in(summaries, label("later")) for summaries in files[:3]] == [later, later, {}]
     for summaries in files[3:]:
         unseen = [one["metrics"] for one in summaries if one["resource"] == "unseen"]
         assert sum(one["collective.count"] for one in unseen) == 3
@@ -215,19 +245,21 @@ SCATTERED = """
 """
 
 
+@pytest.mark.skipif(RELEASE < (2, 3), reason="gloo knows no coalesced reduce_scatter_tensor before 2.3")
 @pytest.mark.parametrize("instrument", ["in_place", "auto"])
 def test_gloo_counts_coalesced_reduce_scatters_tensor_by_tensor(jobs: Jobs, tmp_path: Path, instrument: str) -> None:
     log = tmp_path / "log"
     env = environment(None, **settings(log, DD_PYTORCH_INSTRUMENT=instrument))
-    jobs.run([*DDTRACE_RUN, *torchrun(2), jobs.script(SCATTERED)], env).ok()
+    jobs.run([*DDTRACE_RUN, *torchrun(2), jobs.script(of_release(SCATTERED))], env).ok()
     seen_by_hooks = HAS_HOOKS and instrument == "auto"
     # A wrapper counts the two blocks; a hook sees the third one too; and what none sees is three to torch.
     launched, seen = (3, 3) if seen_by_hooks else (5, 2)
     for summaries in by_rank(log):
-        mine = [one for one in summaries if one["tags"]["collective.group"] == "scattered"]
+        mine = [one for one in summaries if one["tags"]["collective.group"] == label("scattered")]
         assert {one["metrics"]["collective.group_launched"] for one in mine} == {launched}
         assert {one["metrics"]["collective.group_seen"] for one in mine} == {seen}
-        assert unseen_in(mine, "scattered") == ({} if seen_by_hooks else {"all_reduce": (3, 3, 48)})
+        unseen = {"all_reduce": (3, 3, 48)} if RECORDS else {None: (3, 0, None)}
+        assert unseen_in(mine, label("scattered")) == ({} if seen_by_hooks else unseen)
 
 
 # One process is a group; what it issues by the group itself passes by every function of torch.distributed.
@@ -271,8 +303,9 @@ OFF = "torch's flight recorder is off"
 def test_without_a_buffer_coverage_is_unknown(when: str, jobs: Jobs, tmp_path: Path) -> None:
     summaries, stderr = train_alone(jobs, tmp_path / "log", when, TORCH_FR_BUFFER_SIZE="0")
     assert unseen_in(summaries) == {None: (30, 0, None)}
-    assert [one["tags"].get("collective.coverage") for one in summaries if one["resource"] == "unseen"] == ["unknown"]
-    assert stderr.count(OFF) == 1
+    (unseen,) = [one["tags"].get("collective.coverage") for one in summaries if one["resource"] == "unseen"]
+    assert unseen == ("unknown" if RECORDS else None)
+    assert stderr.count(OFF) == RECORDS, "nothing is off where there is nothing"
 
 
 # An older release, as far as the variable goes.
@@ -318,7 +351,7 @@ WATCHED = """
 """
 
 
-@pytest.mark.skipif(release_of(torch.__version__) < (2, 8), reason="torch records nothing of gloo before 2.8")
+@pytest.mark.skipif(not RECORDS, reason="torch records nothing of gloo before 2.8")
 @pytest.mark.parametrize(("size", "watch"), [("2000", "full"), ("0", "degraded")])
 def test_where_torch_records_nothing_the_stall_watch_is_said_to_be_degraded(
     jobs: Jobs, tmp_path: Path, size: str, watch: str

@@ -22,12 +22,12 @@ import torch
 from ddtrace_pytorch import plain_numbers
 from ddtrace_pytorch.collectives import c_wrappers, composites, wrappers
 from ddtrace_pytorch.collectives.in_flight import InFlight
-from ddtrace_pytorch.collectives.surface import OPERATIONS, Operation
+from ddtrace_pytorch.collectives.surface import OPERATIONS, Operation, release_of
 from ddtrace_pytorch.collectives.telling import place
 from ddtrace_pytorch.in_place import UnknownShape
 from ddtrace_pytorch.ledger import NEVER, RECENT, SAMPLES_A_BEAT, Cell, Group, How, Ledger
 
-BY_NAME = {operation.function: operation for operation in OPERATIONS}
+BY_NAME = {row.function: row.for_release(release_of(torch.__version__)) for row in OPERATIONS}
 
 
 class ProcessGroup:
@@ -281,7 +281,7 @@ def test_what_a_thread_enters_is_written_where_it_outlives_the_process(ledger: L
     in_flight.slot().address = ctypes.addressof(memory)
     ours(torch.ones(3, dtype=dtype))
     number, key, size, kind, started, *_ = during[-1]
-    assert (number, key, size) == (only(ledger).number + 1, 2, 3 * dtype.itemsize)
+    assert (number, key, size) == (only(ledger).number + 1, 2, 3 * torch.ones(1, dtype=dtype).element_size())
     assert c_wrappers.dtypes(torch)[kind - 1] is dtype
     assert 0 < started < time.monotonic_ns()
     assert memory[0] == 0
