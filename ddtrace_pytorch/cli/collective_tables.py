@@ -6,10 +6,12 @@ from rich.console import Console
 
 from ddtrace_pytorch.cli.collectives import Group, Operation, Unseen
 from ddtrace_pytorch.cli.single_calls import SingleCall
+from ddtrace_pytorch.cli.slow_groups import SlowGroup
 from ddtrace_pytorch.cli.stragglers import Stragglers
 from ddtrace_pytorch.cli.summary import Attempt
 from ddtrace_pytorch.cli.tables import line, row, size, span, speed, table
 from ddtrace_pytorch.collectives.surface import ALL_WAIT_FOR_ALL
+from ddtrace_pytorch.stalls.telling import in_words
 
 GROUPS_SHOWN = 6
 OPERATIONS_SHOWN = 12
@@ -163,6 +165,15 @@ def render_stragglers(attempt: Attempt, console: Console) -> None:
     for one in told:
         if one.late_share is not None and one.late_share >= CLEARLY and one.calls >= CALLS_NEEDED:
             line(console, _sentence(one), style="red")
+    for slow in attempt.slow_groups[:GROUPS_SHOWN]:
+        line(console, slow_in_words(slow), style="red")
+
+
+def slow_in_words(slow: SlowGroup) -> str:
+    return (
+        f"{in_words(slow.ranks)} talk slowly to each other: a call of their group {slow.group} takes "
+        f"{span(slow.call_ms)}, one of the {slow.alike:,} groups like it {span(slow.usual_ms)}"
+    )
 
 
 def _sentence(one: Stragglers) -> str:
