@@ -24,6 +24,7 @@ from ddtrace_pytorch.cli.step_tables import render_steps
 from ddtrace_pytorch.cli.summary import Attempt, Job, Rank, Report, compact, summarise
 from ddtrace_pytorch.cli.tables import duration, known, line, row, span, table
 from ddtrace_pytorch.cli.terminal import standard_output
+from ddtrace_pytorch.collectives.dump_files import is_dump
 from ddtrace_pytorch.identity.introduction import GENERATED
 
 JOB_ROWS = 10
@@ -194,14 +195,28 @@ def _end(rank: Rank) -> str:
     help="How many to list of the collectives told of one by one, the slowest first.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-def report(directory: str | None, job: str | None, attempt: str, calls: int, as_json: bool) -> None:
+@click.option(
+    "--html",
+    "html_file",
+    metavar="FILE",
+    help="Write the report, with pictures and the verdict of `diagnose`, as one page to this file, instead.",
+)
+def report(
+    directory: str | None, job: str | None, attempt: str, calls: int, as_json: bool, html_file: str | None
+) -> None:
     """Ranks, hosts, GPUs, attempts, how each rank ended, and what was dropped.
 
     DIR holds run logs at any depth: a log root, one job, one run, or several hosts' copies. Without it, that is
     DD_PYTORCH_LOG_DIR or, where that is not set, ddtrace-pytorch-<user id> in the temporary directory.
     """
-    result = summarise(run_logs(directory), job, attempt, calls)
+    found = run_logs(directory, beside=is_dump)
+    result = summarise(found, job, attempt, calls)
+    if html_file is not None:
+        # Most reports need nothing of it.
+        from ddtrace_pytorch.page.writing import write_page
+
+        write_page(found, result, html_file)
     if as_json:
         click.echo(json.dumps(asdict(result), indent=2))
-    else:
+    elif html_file is None:
         render(result, standard_output())

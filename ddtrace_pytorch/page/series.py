@@ -14,7 +14,7 @@ from ddtrace_pytorch.runlog.fields import TOO_LARGE, integer, mapping
 MOST_NAMES = 64
 
 
-@dataclass
+@dataclass(slots=True)
 class Numbers:
     """`odd`: how many weren't finite."""
 
