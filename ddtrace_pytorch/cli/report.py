@@ -18,11 +18,12 @@ from ddtrace_pytorch.cli.collective_tables import (
     render_stragglers,
     worth_telling,
 )
+from ddtrace_pytorch.cli.output import STDOUT
 from ddtrace_pytorch.cli.record_tables import render_records
 from ddtrace_pytorch.cli.stall_tables import render_stalls
 from ddtrace_pytorch.cli.step_tables import render_steps
 from ddtrace_pytorch.cli.summary import Attempt, Job, Rank, Report, compact, summarise
-from ddtrace_pytorch.cli.tables import duration, known, line, row, span, table
+from ddtrace_pytorch.cli.tables import duration, known, line, row, size, span, table
 from ddtrace_pytorch.cli.terminal import standard_output
 from ddtrace_pytorch.collectives.dump_files import is_dump
 from ddtrace_pytorch.identity.introduction import GENERATED
@@ -209,13 +210,17 @@ def report(
     DIR holds run logs at any depth: a log root, one job, one run, or several hosts' copies. Without it, that is
     DD_PYTORCH_LOG_DIR or, where that is not set, ddtrace-pytorch-<user id> in the temporary directory.
     """
+    if as_json and html_file == STDOUT:
+        raise click.UsageError("--json and --html - can't both be on standard output")
     found = run_logs(directory, beside=is_dump)
     result = summarise(found, job, attempt, calls)
     if html_file is not None:
         # Most reports need nothing of it.
         from ddtrace_pytorch.page.writing import write_page
 
-        write_page(found, result, html_file)
+        written = write_page(found, result, html_file)
+        if html_file != STDOUT and not as_json:
+            line(standard_output(), f"{html_file}: {size(written)}; open it in a browser, it needs nothing else")
     if as_json:
         click.echo(json.dumps(asdict(result), indent=2))
     elif html_file is None:

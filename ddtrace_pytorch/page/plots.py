@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from ddtrace_pytorch.page.bins import Bins
 from ddtrace_pytorch.page.html import Html, tag
 from ddtrace_pytorch.page.parts import say
-from ddtrace_pytorch.page.series import AllSeries, Numbers, Series
+from ddtrace_pytorch.page.series import AllSeries, Series
 
 WIDTH, HEIGHT = 300.0, 100.0
 MARGIN = 6.0
@@ -59,14 +58,14 @@ def _plot(name: str, one: Series) -> Html:
     if len(points) == 1:
         x, y = place(points[0].x, points[0].mean).split(",")
         shapes.append(tag("circle", cx=x, cy=y, r=3, class_="dot"))
+    ends = [_end(at, stepped) for at in bins.extent or ()]
     said = f"{low:.6g} to {high:.6g}" if points else "no finite number"
     return tag(
         "figure",
         tag("figcaption", name[:200]),
         tag("svg", *shapes, viewBox=f"0 0 {WIDTH:g} {HEIGHT:g}", preserveAspectRatio="none", role="img",
             aria_label=f"{name[:200]}: {said}"),
-        tag("div", tag("span", _end(bins, first, stepped)), tag("span", said), tag("span", _end(bins, last, stepped)),
-            class_="ends"),
+        tag("div", *(tag("span", text) for text in (ends[0], said, ends[1])), class_="ends"),
         say(f"{odd:,} not finite", "bad small") if odd else None,
         class_="plot",
     )  # fmt: skip
@@ -77,8 +76,7 @@ def _odd(x: int, first: int, across: float) -> Html:
     return tag("line", x1=at, x2=at, y1=0, y2=HEIGHT, class_="odd")
 
 
-def _end(bins: Bins[Numbers], place: int, stepped: bool) -> str:
-    at = place << bins.shift
+def _end(at: int, stepped: bool) -> str:
     if stepped:
         return f"step {at:,}"
     try:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 
 from ddtrace_pytorch import settings
 from ddtrace_pytorch.cli.choice import jobs_in
 from ddtrace_pytorch.cli.diagnosis import dumps_in, of_attempt
-from ddtrace_pytorch.cli.output import STDOUT, written
+from ddtrace_pytorch.cli.output import written
 from ddtrace_pytorch.cli.summary import Report
-from ddtrace_pytorch.cli.tables import line, size
-from ddtrace_pytorch.cli.terminal import console_on
 from ddtrace_pytorch.page.document import Seen, page
 from ddtrace_pytorch.page.gathering import gather
 from ddtrace_pytorch.runlog.reader import Scan
@@ -19,8 +16,8 @@ from ddtrace_pytorch.stalls import places
 from ddtrace_pytorch.stalls.recovery import look
 
 
-def write_page(found: Scan, report: Report, path: str) -> None:
-    """Write the page of `report`, which was made of `found`, to `path`; a line on stdout says that it is there.
+def write_page(found: Scan, report: Report, path: str) -> int:
+    """Write the page of `report`, which was made of `found`, to `path`; gives its size in bytes.
 
     Raises:
         NotWritable: it can't be.
@@ -39,5 +36,4 @@ def write_page(found: Scan, report: Report, path: str) -> None:
             attempts.append(Seen(one, what, view))
         text = page(report, attempts, notes).encode()
         file.write(text)
-    if path != STDOUT:
-        line(console_on(sys.stdout), f"{path}: {size(len(text))}; open it in a browser, it needs nothing else")
+    return len(text)

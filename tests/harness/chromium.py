@@ -10,6 +10,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -30,6 +31,15 @@ def executable() -> str | None:
     return next(
         (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
     )
+
+
+# In a process of its own: the descriptors that it hears and speaks on may be anybody's here.
+CONNECT = """
+import os, sys
+os.dup2(int(sys.argv[1]), 3)
+os.dup2(int(sys.argv[2]), 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 
 
 @dataclass
@@ -141,15 +151,12 @@ def browser(directory: Path) -> Iterator[Browser]:
     its_in, to = _pipe()
     of, its_out = _pipe()
 
-    def connect() -> None:
-        os.dup2(its_in, 3)
-        os.dup2(its_out, 4)
-
     env = {**os.environ, "HOME": str(directory), "XDG_CACHE_HOME": str(directory / "cache")}
-    command = [path, *FLAGS, f"--user-data-dir={directory / 'profile'}", "about:blank"]
+    command = [sys.executable, "-S", "-c", CONNECT, str(its_in), str(its_out), path, *FLAGS,
+               f"--user-data-dir={directory / 'profile'}", "about:blank"]  # fmt: skip
     with open(directory / "chromium.log", "wb") as log:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, preexec_fn=connect, pass_fds=(3, 4)
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, pass_fds=(its_in, its_out)
         )
     os.close(its_in)
     os.close(its_out)
