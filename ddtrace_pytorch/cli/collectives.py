@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ddtrace_pytorch.cli.single_calls import SingleCall, Slowest
+from ddtrace_pytorch.cli.slow_groups import Talk
 from ddtrace_pytorch.cli.stragglers import Stragglers, Waiting
 from ddtrace_pytorch.collectives.telling import CALL, SUMMARY
 from ddtrace_pytorch.histogram import BUCKETS, percentile
@@ -100,13 +101,14 @@ class Group:
 
 
 class Collectives(NamedTuple):
-    """Of one attempt: `groups` and, in each, the operations, those that took longest first; and of the `single` calls
-    told of one by one the `slowest`."""
+    """Of one attempt: `groups` and, in each, the operations, those that took longest first; of the `single` calls
+    told of one by one the `slowest`; and how long each group talks."""
 
     groups: list[Group]
     stragglers: list[Stragglers]
     single: int
     slowest: list[SingleCall]
+    talks: list[Talk]
 
 
 def gather(logs: Iterable[RankLog], calls: int) -> Collectives:
@@ -133,6 +135,7 @@ def gather(logs: Iterable[RankLog], calls: int) -> Collectives:
         [one for one in stragglers if one is not None],
         slowest.seen,
         slowest.told(),
+        [totals.talk(name) for name, totals in told if totals.ranks],
     )
 
 
@@ -174,6 +177,16 @@ class _GroupTotals:
         else:
             self.cells.setdefault((operation, text(record, "how")), _CellTotals()).add(rank, record)
 
+    def talk(self, name: str) -> Talk:
+        """Of all ways to call together: who came last waited least."""
+        spent = [cell.spent for cell in self.cells.values()]
+        ranks = {rank for one in spent for rank in one}
+        sums = [[sum(column) for column in zip(*(one.get(rank, (0.0, 0)) for one in spent), strict=True)]
+                for rank in ranks]  # fmt: skip
+        ms, calls = min(sums, key=lambda one: one[0] / max(one[1], 1), default=(0.0, 0))
+        size = self.size or len(self.ranks)
+        return Talk(self.label or name, name, size, self.backend, sorted(self.ranks), ms, int(calls))
+
     def time(self) -> float:
         return sum(cell.time for cell in self.cells.values())
 
@@ -200,6 +213,8 @@ class _CellTotals:
 
     def __init__(self) -> None:
         self.time = 0.0
+        # By rank: the time that it was held up, in ms, and in how many calls.
+        self.spent: dict[int, tuple[float, int]] = {}
         self._calls: dict[int, int] = {}
         self._bytes = self._errors = self._waits = 0
         self._waited = 0.0
@@ -221,6 +236,10 @@ class _CellTotals:
         self._waited += number(metrics, "collective.wait_ms.total") or 0.0
         self.time += number(metrics, "collective.time_ms.total") or 0.0
         self._sources.add(text(tags, "collective.time_source"))
+        if text(tags, "collective.time_source") != "none":
+            ms, calls = self.spent.get(rank, (0.0, 0))
+            ms += sum(number(metrics, f"collective.{one}_ms.total") or 0.0 for one in ("time", "wait"))
+            self.spent[rank] = ms, calls + _whole(metrics, "collective.count")
         buckets = mapping(record, "buckets")
         for bucket in range(BUCKETS):
             self._buckets[bucket] += _whole(buckets, str(bucket))

@@ -19,6 +19,7 @@ from ddtrace_pytorch.cli.collective_tables import (
     worth_telling,
 )
 from ddtrace_pytorch.cli.record_tables import render_records
+from ddtrace_pytorch.cli.stall_tables import render_stalls
 from ddtrace_pytorch.cli.step_tables import render_steps
 from ddtrace_pytorch.cli.summary import Attempt, Job, Rank, Report, compact, summarise
 from ddtrace_pytorch.cli.tables import duration, known, line, row, span, table
@@ -108,6 +109,7 @@ def _render_attempt(attempt: Attempt, console: Console) -> None:
     render_collectives(attempt, console)
     render_single_calls(attempt, console)
     render_stragglers(attempt, console)
+    render_stalls(attempt.stalls, console)
 
 
 def _render_ranks(attempt: Attempt, console: Console) -> None:

@@ -9,15 +9,17 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any
 
-from ddtrace_pytorch.cli import collectives, records, steps
+from ddtrace_pytorch.cli import collectives, records, stalls, steps
 from ddtrace_pytorch.cli.choice import jobs_in, meant_attempts
 from ddtrace_pytorch.cli.collectives import Group
 from ddtrace_pytorch.cli.records import Recorded
 from ddtrace_pytorch.cli.single_calls import SingleCall
+from ddtrace_pytorch.cli.slow_groups import SlowGroup, slow_among
+from ddtrace_pytorch.cli.stalls import Stall, Stalls
 from ddtrace_pytorch.cli.steps import Steps
 from ddtrace_pytorch.cli.stragglers import Stragglers
 from ddtrace_pytorch.runlog.fields import integer, mapping, text
@@ -85,7 +87,8 @@ class Attempt(Start):
     """A start in full; ranks as people write them: ``3, 7-9``. `collectives` are totals by group, and in `stragglers`
     is who waited for whom. `collectives_setting` is what DD_PYTORCH_COLLECTIVES was: several words where the ranks
     don't agree, empty where older versions didn't say. Of the `single_calls` told of one by one, as many as were asked
-    for are in `slowest_calls`. `recorded` is what the user's code said.
+    for are in `slowest_calls`. `slow_groups` talk more slowly than others like them. `recorded` is what the user's code
+    said.
 
     A rank without a log is in `ranks_not_logged` if every log there is says that it was not to write one
     (DD_PYTORCH_LOG_RANKS), otherwise in `ranks_missing`.
@@ -103,8 +106,10 @@ class Attempt(Start):
     single_calls: int
     slowest_calls: list[SingleCall]
     stragglers: list[Stragglers]
+    slow_groups: list[SlowGroup]
     steps: Steps
     recorded: Recorded
+    stalls: list[Stall]
     ranks: list[Rank]
 
 
@@ -202,8 +207,9 @@ def summarise(found: Scan, job: str | None = None, attempt: str = "last", calls:
     for one in asked:
         logs = [log for log in in_job if log.incarnation == one.incarnation]
         said = collectives.gather(logs, calls)
-        one.steps, one.recorded = steps.gather(logs), records.gather(logs)
+        one.steps, one.recorded, one.stalls = steps.gather(logs), records.gather(logs), _stalls(logs)
         one.collectives, one.stragglers = said.groups, said.stragglers
+        one.slow_groups = slow_among(said.talks, one.duration_s or 0.0)
         one.single_calls, one.slowest_calls = said.single, said.slowest
 
     jobs = [_job(here.logs_of(id)) for id in here.ids]
@@ -216,6 +222,14 @@ def summarise(found: Scan, job: str | None = None, attempt: str = "last", calls:
         attempts=asked,
         notes=found.notes + [note for log in shown for note in log.notes],
     )
+
+
+def _stalls(logs: list[RankLog]) -> list[Stall]:
+    found = Stalls()
+    for log in logs:
+        for record in read(replace(log, notes=[]), stalls.TYPES):
+            found.add(log.rank, record)
+    return found.told()
 
 
 def _job(logs: list[RankLog]) -> Job:
@@ -286,8 +300,10 @@ def _attempt(number: int, facts: list[_RankFacts]) -> Attempt:
         single_calls=0,
         slowest_calls=[],
         stragglers=[],
+        slow_groups=[],
         steps=Steps(),
         recorded=Recorded(),
+        stalls=[],
         ranks=ranks,
     )
 
