@@ -20,7 +20,6 @@ from typing import Any
 
 from ddtrace_pytorch.histogram import Times
 from ddtrace_pytorch.runlog.fields import TOO_LARGE, integer, mapping, number
-from ddtrace_pytorch.runlog.reader import RankLog, read
 
 # Of the median rank's step, as much as a rank has to be longer on its own to be called slow.
 NOTABLE = 0.05
@@ -95,10 +94,10 @@ class Steps:
     all: AllSteps | None = None
 
 
-def gather(logs: Iterable[RankLog]) -> Steps:
+def told(of_ranks: Iterable[OfRank]) -> Steps:
     """The steps of one attempt's ranks."""
     together = Times()
-    ranks = sorted((one for log in logs if (one := _of_rank(log, together)) is not None), key=lambda one: one.rank)
+    ranks = sorted((one for rank in of_ranks if (one := rank.told(together)) is not None), key=lambda one: one.rank)
     return Steps(ranks, slow_among(ranks), _all(ranks, together))
 
 
@@ -154,48 +153,57 @@ def slow_among(ranks: Sequence[RankSteps]) -> list[SlowRank]:
     return sorted(found, key=lambda one: (-one.ms, one.rank))
 
 
-def _of_rank(log: RankLog, together: Times) -> RankSteps | None:
-    """Counts them among those of all ranks `together`, too."""
-    times, parts = Times(), dict.fromkeys(("data", "collective", "optimizer"), 0)
-    first = last = None
-    apart: list[Mapping[str, Any]] = []
-    for record in read(log, ("step",)):
+class OfRank:
+    """The `step` records of one rank."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._times, self._parts = Times(), dict.fromkeys(("data", "collective", "optimizer"), 0)
+        self._first: int | None = None
+        self._last: int | None = None
+        self._apart: list[Mapping[str, Any]] = []
+
+    def add(self, record: Mapping[str, Any]) -> None:
         took = integer(record, "duration")
         if took is None or not 0 <= took < TOO_LARGE or record.get("unfinished"):
-            continue
+            return
         step = integer(record, "step")
-        first, last = (step if first is None else first), (last if step is None else step)
+        self._first, self._last = (step if self._first is None else self._first), (self._last if step is None else step)
         if record.get("first"):
-            apart.append(record)
-            continue
-        times.add(took)
-        _add(parts, mapping(record, "metrics"))
-    steps = times.count + len(apart)
-    for one in () if times.count else apart:
-        times.add(one["duration"])
-        _add(parts, mapping(one, "metrics"))
-    if not times.count:
-        return None
-    together.join(times)
-    wall = times.total or 1
-    shares = {name: part / wall for name, part in parts.items()}
-    return RankSteps(
-        rank=log.rank,
-        steps=steps,
-        first_ms=apart[0]["duration"] / 1e6 if apart else None,
-        first_step=first,
-        last_step=last,
-        per_second=times.count / (wall / 1e9),
-        mean_ms=times.total / times.count / 1e6,
-        p50_ms=times.percentile(0.5) / 1e6,
-        p95_ms=times.percentile(0.95) / 1e6,
-        p99_ms=times.percentile(0.99) / 1e6,
-        max_ms=times.longest / 1e6,
-        share_data=shares["data"],
-        share_collective=shares["collective"],
-        share_optimizer=shares["optimizer"],
-        share_compute=max(1 - sum(shares.values()), 0.0),
-    )
+            self._apart.append(record)
+            return
+        self._times.add(took)
+        _add(self._parts, mapping(record, "metrics"))
+
+    def told(self, together: Times) -> RankSteps | None:
+        """All were added; counts them among those of all ranks `together`, too."""
+        times, parts, apart = self._times, self._parts, self._apart
+        steps = times.count + len(apart)
+        for one in () if times.count else apart:
+            times.add(one["duration"])
+            _add(parts, mapping(one, "metrics"))
+        if not times.count:
+            return None
+        together.join(times)
+        wall = times.total or 1
+        shares = {name: part / wall for name, part in parts.items()}
+        return RankSteps(
+            rank=self._rank,
+            steps=steps,
+            first_ms=apart[0]["duration"] / 1e6 if apart else None,
+            first_step=self._first,
+            last_step=self._last,
+            per_second=times.count / (wall / 1e9),
+            mean_ms=times.total / times.count / 1e6,
+            p50_ms=times.percentile(0.5) / 1e6,
+            p95_ms=times.percentile(0.95) / 1e6,
+            p99_ms=times.percentile(0.99) / 1e6,
+            max_ms=times.longest / 1e6,
+            share_data=shares["data"],
+            share_collective=shares["collective"],
+            share_optimizer=shares["optimizer"],
+            share_compute=max(1 - sum(shares.values()), 0.0),
+        )
 
 
 def _add(parts: dict[str, int], metrics: Mapping[str, Any]) -> None:

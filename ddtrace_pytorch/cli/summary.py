@@ -9,17 +9,17 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any
 
-from ddtrace_pytorch.cli import collectives, records, stalls, steps
 from ddtrace_pytorch.cli.choice import jobs_in, meant_attempts
 from ddtrace_pytorch.cli.collectives import Group
+from ddtrace_pytorch.cli.gathering import Progress, gather, of_each
 from ddtrace_pytorch.cli.records import Recorded
 from ddtrace_pytorch.cli.single_calls import SingleCall
 from ddtrace_pytorch.cli.slow_groups import SlowGroup, slow_among
-from ddtrace_pytorch.cli.stalls import Stall, Stalls
+from ddtrace_pytorch.cli.stalls import Stall
 from ddtrace_pytorch.cli.steps import Steps
 from ddtrace_pytorch.cli.stragglers import Stragglers
 from ddtrace_pytorch.runlog.fields import integer, mapping, text
@@ -189,7 +189,13 @@ class _RankFacts:
         )
 
 
-def summarise(found: Scan, job: str | None = None, attempt: str = "last", calls: int = 0) -> Report:
+def summarise(
+    found: Scan,
+    job: str | None = None,
+    attempt: str = "last",
+    calls: int = 0,
+    progress: Progress = lambda what, done, of: None,
+) -> Report:
     """The report of one job in `found`: `job`, or the newest; `attempt`: ``last``, ``all``, a number or an incarnation.
 
     The beginning of a job's id or an incarnation is enough, where no other has it. Of single calls the `calls` slowest
@@ -201,13 +207,14 @@ def summarise(found: Scan, job: str | None = None, attempt: str = "last", calls:
     here = jobs_in(found)
     chosen = here.meant(job)
     in_job = here.logs_of(chosen)
-    attempts = _attempts(in_job)
+    attempts = _attempts(in_job, progress)
     asked = [attempts[at] for at in meant_attempts(attempt, [one.incarnation for one in attempts], chosen)]
 
     for one in asked:
         logs = [log for log in in_job if log.incarnation == one.incarnation]
-        said = collectives.gather(logs, calls)
-        one.steps, one.recorded, one.stalls = steps.gather(logs), records.gather(logs), _stalls(logs)
+        gathered = gather(logs, calls, progress)
+        said = gathered.collectives
+        one.steps, one.recorded, one.stalls = gathered.steps, gathered.records, gathered.stalls
         one.collectives, one.stragglers = said.groups, said.stragglers
         one.slow_groups = slow_among(said.talks, one.duration_s or 0.0)
         one.single_calls, one.slowest_calls = said.single, said.slowest
@@ -224,14 +231,6 @@ def summarise(found: Scan, job: str | None = None, attempt: str = "last", calls:
     )
 
 
-def _stalls(logs: list[RankLog]) -> list[Stall]:
-    found = Stalls()
-    for log in logs:
-        for record in read(replace(log, notes=[]), stalls.TYPES):
-            found.add(log.rank, record)
-    return found.told()
-
-
 def _job(logs: list[RankLog]) -> Job:
     newest = max(logs, key=lambda log: integer(log.identity, "ts") or 0)
     told = mapping(newest.identity, "job")
@@ -244,12 +243,18 @@ def _job(logs: list[RankLog]) -> Job:
     )
 
 
-def _attempts(logs: list[RankLog]) -> list[Attempt]:
+def _facts(log: RankLog) -> _RankFacts:
+    facts = _RankFacts(log, log.identity)
+    for record in read(log, TYPES):
+        facts.add(record)
+    return facts
+
+
+def _attempts(logs: list[RankLog], progress: Progress) -> list[Attempt]:
     by_incarnation: dict[str, list[_RankFacts]] = {}
-    for log in logs:
-        facts = _RankFacts(log, log.identity)
-        for record in read(log, TYPES):
-            facts.add(record)
+    for done, (log, facts) in enumerate(zip(logs, of_each(_facts, logs), strict=True), 1):
+        log.notes = facts.log.notes
+        progress("looking", done, len(logs))
         by_incarnation.setdefault(log.incarnation, []).append(facts)
     in_time = sorted(by_incarnation.values(), key=lambda ranks: _least(facts.started for facts in ranks) or 0)
     return [_attempt(number, ranks) for number, ranks in enumerate(in_time, 1)]

@@ -843,7 +843,7 @@ def test_asking_for_some_types_gives_what_filtering_gives(tmp_path):
     assert len(list(read(log, {"beat", "drop"}))) == 4
 
 
-def test_a_line_is_parsed_if_whoever_looks_at_it_says_so(tmp_path):
+def test_a_line_is_parsed_if_whoever_sifts_them_says_so(tmp_path):
     path = tmp_path / "rank-00000.jsonl"
     records = [{"type": "beat", "ts": NOW, "seq": seq} for seq in range(3)] + [
         {"type": "event", "ts": NOW, "name": "x"}
@@ -851,14 +851,23 @@ def test_a_line_is_parsed_if_whoever_looks_at_it_says_so(tmp_path):
     path.write_bytes(b"".join(map(schema.encode, records)) + b'{"type":"beat","ts":1')
     seen, notes = [], []
 
-    def look(kind, line):
-        seen.append((kind, line))
-        return b'"seq":1' not in line
+    def not_the_second(lines):
+        seen.extend(lines)
+        return [line for line in lines if b'"seq":1' not in line]
 
-    assert list(read_file(str(path), notes, None, look)) == [records[0], records[2], records[3]]
-    assert list(read_file(str(path), [], ["event"], look)) == [records[3]]
-    assert seen == [(one["type"].encode(), schema.encode(one)) for one in (*records, records[3])]
+    assert list(read_file(str(path), notes, None, not_the_second)) == [records[0], records[2], records[3]]
+    assert list(read_file(str(path), [], ["event"], not_the_second)) == [records[3]]
+    assert seen == [schema.encode(one).rstrip() for one in (*records, records[3])]
     assert notes == [f"skipped the last line of {tmp_path.name}/rank-00000.jsonl, which is cut short"]
+
+
+def test_lines_are_found_wherever_blocks_end(tmp_path, monkeypatch):
+    data = a_rank(tmp_path / "rank-00000.jsonl", beats=20)
+    for size in (1, 7, 64, len(data)):
+        monkeypatch.setattr(reader, "BLOCK", size)
+        records, notes = everything(tmp_path)
+        assert b"".join(map(schema.encode, records)) == data
+        assert notes == []
 
 
 def test_any_value_becomes_text_that_is_json():

@@ -1,0 +1,75 @@
+"""All that a report takes from the logs of one attempt: each log is read once, by as many processes as is worth it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from ddtrace_pytorch.cli import collectives, records, stalls, steps
+from ddtrace_pytorch.cli.stalls import Stalls
+from ddtrace_pytorch.runlog.reader import RankLog, read
+from ddtrace_pytorch.timeline.crew import each, workers_for
+
+T = TypeVar("T")
+
+TYPES = {"step", *collectives.TYPES, *records.TYPES, *stalls.TYPES}
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass
+class _OfLog:
+    steps: steps.OfRank
+    collectives: collectives.Gathering
+    records: records.Gathering = field(default_factory=records.Gathering)
+    stalls: Stalls = field(default_factory=Stalls)
+
+    def add(self, rank: int, record: Mapping[str, Any]) -> None:
+        kind = record["type"]
+        if kind == "step":
+            self.steps.add(record)
+        if kind in collectives.TYPES:
+            self.collectives.add(rank, record)
+        if kind in records.TYPES:
+            self.records.add(rank, record)
+        if kind in stalls.TYPES:
+            self.stalls.add(rank, record)
+
+
+@dataclass
+class Gathered:
+    """Of all ranks of an attempt."""
+
+    steps: steps.Steps
+    collectives: collectives.Collectives
+    records: records.Recorded
+    stalls: list[stalls.Stall]
+
+
+def gather(logs: Sequence[RankLog], calls: int, progress: Progress) -> Gathered:
+    """Of single calls the `calls` slowest are listed."""
+    of_ranks = []
+    talked, recorded, stalled = collectives.Gathering(calls), records.Gathering(), Stalls()
+
+    def of_log(log: RankLog) -> _OfLog:
+        one = _OfLog(steps.OfRank(log.rank), collectives.Gathering(calls))
+        # What can't be read in there has been noted when it was read for the first time.
+        for record in read(replace(log, notes=[]), TYPES, one.collectives.sift(log.rank)):
+            one.add(log.rank, record)
+        return one
+
+    for done, one in enumerate(of_each(of_log, logs), 1):
+        of_ranks.append(one.steps)
+        talked.pour(one.collectives)
+        recorded.pour(one.records)
+        stalled.pour(one.stalls)
+        progress("reading", done, len(logs))
+    return Gathered(steps.told(of_ranks), talked.told(), recorded.told(), stalled.told())
+
+
+def of_each(task: Callable[[RankLog], T], logs: Sequence[RankLog]) -> Iterator[T]:
+    """What `task` gives for each of the `logs`."""
+    size = sum(os.path.getsize(path) for log in logs for path in log.segments if os.path.exists(path))
+    return each(lambda at: task(logs[at]), len(logs), workers_for(size))
