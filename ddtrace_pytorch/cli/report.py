@@ -18,7 +18,7 @@ from ddtrace_pytorch.cli.collective_tables import (
     render_stragglers,
     worth_telling,
 )
-from ddtrace_pytorch.cli.output import STDOUT
+from ddtrace_pytorch.cli.output import STDOUT, written
 from ddtrace_pytorch.cli.record_tables import render_records
 from ddtrace_pytorch.cli.stall_tables import render_stalls
 from ddtrace_pytorch.cli.step_tables import render_steps
@@ -27,6 +27,7 @@ from ddtrace_pytorch.cli.tables import duration, known, line, row, size, span, t
 from ddtrace_pytorch.cli.terminal import standard_output
 from ddtrace_pytorch.collectives.dump_files import is_dump
 from ddtrace_pytorch.identity.introduction import GENERATED
+from ddtrace_pytorch.page.gathering import View
 
 JOB_ROWS = 10
 RANK_ROWS = 32
@@ -213,15 +214,21 @@ def report(
     if as_json and html_file == STDOUT:
         raise click.UsageError("--json and --html - can't both be on standard output")
     found = run_logs(directory, beside=is_dump)
-    result = summarise(found, job, attempt, calls)
-    if html_file is not None:
+    if html_file is None:
+        result = summarise(found, job, attempt, calls)
+    else:
         # Most reports need nothing of it.
-        from ddtrace_pytorch.page.writing import write_page
+        from ddtrace_pytorch.page.telling import page_of
 
-        written = write_page(found, result, html_file)
-        if html_file != STDOUT and not as_json:
-            line(standard_output(), f"{html_file}: {size(written)}; open it in a browser, it needs nothing else")
+        views: dict[str, View] = {}
+        # Before the reading: who waits for long should not hear then that it was for nothing.
+        with written(html_file) as file:
+            result = summarise(found, job, attempt, calls, views=views)
+            page = page_of(found, result, views)
+            file.write(page)
     if as_json:
         click.echo(json.dumps(asdict(result), indent=2))
     elif html_file is None:
         render(result, standard_output())
+    elif html_file != STDOUT:
+        line(standard_output(), f"{html_file}: {size(len(page))}; open it in a browser, it needs nothing else")

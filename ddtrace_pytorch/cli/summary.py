@@ -22,6 +22,7 @@ from ddtrace_pytorch.cli.slow_groups import SlowGroup, slow_among
 from ddtrace_pytorch.cli.stalls import Stall
 from ddtrace_pytorch.cli.steps import Steps
 from ddtrace_pytorch.cli.stragglers import Stragglers
+from ddtrace_pytorch.page.gathering import View
 from ddtrace_pytorch.runlog.fields import integer, mapping, text
 from ddtrace_pytorch.runlog.reader import RankLog, Scan, read
 from ddtrace_pytorch.settings import BadValue, RankChoice, rank_choice
@@ -195,11 +196,13 @@ def summarise(
     attempt: str = "last",
     calls: int = 0,
     progress: Progress = lambda what, done, of: None,
+    views: dict[str, View] | None = None,
 ) -> Report:
     """The report of one job in `found`: `job`, or the newest; `attempt`: ``last``, ``all``, a number or an incarnation.
 
     The beginning of a job's id or an incarnation is enough, where no other has it. Of single calls the `calls` slowest
-    are listed.
+    are listed. What there is for pictures and the diagnosis of each attempt is put into `views`, by incarnation, if
+    that is wanted.
 
     Raises:
         Refused: there is nothing to report, or no such job or attempt.
@@ -212,7 +215,10 @@ def summarise(
 
     for one in asked:
         logs = [log for log in in_job if log.incarnation == one.incarnation]
-        gathered = gather(logs, calls, progress)
+        view = View() if views is not None else None
+        gathered = gather(logs, calls, progress, view)
+        if views is not None and view is not None:
+            views[one.incarnation] = view
         said = gathered.collectives
         one.steps, one.recorded, one.stalls = gathered.steps, gathered.records, gathered.stalls
         one.collectives, one.stragglers = said.groups, said.stragglers

@@ -49,13 +49,24 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 LOOKS = [(False, 1280), (True, 1280), (False, 390), (True, 390)]
 
+# The pixels of a canvas: of a copy, for a browser complains of who reads from one that it paints quickly.
+PIXELS = """
+const pixels_of = (canvas) => {
+    const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", {willReadFrequently: true});
+    copy.drawImage(canvas, 0, 0);
+    return copy.getImageData(0, 0, canvas.width, canvas.height);
+};
+"""
+
 # How many colours a picture has where its ranks are, and how much of it is painted at all.
-PAINTED = """
-(() => [...document.querySelectorAll(".picture canvas")].map((canvas) => {
-    const {width, height} = canvas;
-    const pixels = new Uint32Array(canvas.getContext("2d").getImageData(0, 0, width, height).data.buffer);
-    return [new Set(pixels).size, pixels.filter((pixel) => pixel !== 0).length / pixels.length];
-}))()
+PAINTED = f"""
+(() => {{
+    {PIXELS}
+    return [...document.querySelectorAll(".picture canvas")].map((canvas) => {{
+        const pixels = new Uint32Array(pixels_of(canvas).data.buffer);
+        return [new Set(pixels).size, pixels.filter((pixel) => pixel !== 0).length / pixels.length];
+    }});
+}})()
 """
 
 POINTED = """
@@ -68,12 +79,13 @@ POINTED = """
 """
 
 # Of pixels in the picture's middle column, how many are of the warm end of the scale.
-WARM = """
-(() => {
-    const canvas = document.querySelector(".picture canvas"), middle = Math.round(canvas.width / 2);
-    const {data} = canvas.getContext("2d").getImageData(middle, 0, 1, canvas.height - 50);
-    return data.reduce((sum, part, at) => sum + (at % 4 === 0 && part > data[at + 2] + 30), 0);
-})()
+WARM = f"""
+(() => {{
+    {PIXELS}
+    const {{data, width, height}} = pixels_of(document.querySelector(".picture canvas"));
+    const rows = Array.from({{length: height - 50}}, (_, row) => 4 * (row * width + Math.round(width / 2)));
+    return rows.filter((at) => data[at] > data[at + 2] + 30).length;
+}})()
 """
 
 
@@ -89,9 +101,11 @@ def test_it_is_readable_everywhere_and_asks_for_nothing(
         assert look.complaints == []
         assert look.requests == [page.as_uri()]
         assert browser.run("document.documentElement.scrollWidth") <= width
-        painted = browser.run(PAINTED)
-        assert len(painted) == 2
-        assert all(colours > 10 and share > 0.3 for colours, share in painted), painted
+        (colours, share), (others, some) = browser.run(PAINTED)
+        assert colours > 10
+        assert others > 10
+        assert share > 0.5
+        assert some > 0.05
         backgrounds.add(browser.run("getComputedStyle(document.body).backgroundColor"))
         browser.screenshot(tmp_path / f"{name}-{'dark' if dark else 'light'}-{width}.png")
     assert len(backgrounds) == 2
