@@ -38,8 +38,9 @@ def jobs(tmp_path: Path) -> Iterator[Jobs]:
 # What no release of torch has a part in: CI runs these on one of them (`-m "not once"` leaves them out).
 ONCE = (
     "unit/test_aftermath.py", "unit/test_diagnose.py", "unit/test_doctor.py", "unit/test_exporter.py",
-    "unit/test_graph.py", "unit/test_inquest.py", "unit/test_job.py", "unit/test_last_words.py",
+    "unit/test_graph.py", "unit/test_inquest.py", "unit/test_job.py", "unit/test_last_words.py", "unit/test_page.py",
     "unit/test_positions.py", "unit/test_report.py", "unit/test_report_collectives.py", "unit/test_report_records.py",
+    "unit/test_report_page.py",
     "unit/test_runlog.py",
     "unit/test_state_file.py", "unit/test_stragglers.py", "unit/test_timeline.py", "unit/test_timeline_clocks.py",
     "unit/test_timeline_lanes.py", "unit/test_verdict.py", "unit/test_verdict_properties.py",

@@ -75,8 +75,12 @@ def numbers(attempt: Attempt, found: diagnosis.Attempt) -> Html:
         card(f"{bad:,} of {len(found.ranks):,}", "ranks ended badly", "bad" if bad else "")
         if bad or not unended
         else card(f"{unended:,} of {len(found.ranks):,}", "ranks without an end", "bad"),
-        card(f"{len(attempt.stalls):,}", "stalls", "bad" if attempt.stalls else ""),
-        card(f"{lost:,}", "records dropped", "bad" if lost else ""),
+        card(
+            f"{len(attempt.stalls):,}",
+            "stall" if len(attempt.stalls) == 1 else "stalls",
+            "bad" if attempt.stalls else "",
+        ),
+        card(f"{lost:,}", "record dropped" if lost == 1 else "records dropped", "bad" if lost else ""),
     ]
     if steps is not None:
         cards.append(tag("div", "Where the time of the steps went", shares(steps), class_="card wide"))

@@ -64,7 +64,7 @@ def test_the_page_tells_what_happened_and_why(stuck: Path) -> None:
     said = text_of(page(stuck))
     assert said.index("Job 4242") < said.index(SAID) < said.index("steps a second") < said.index("Step time")
     assert "rank 3 takes 40ms more of each step than the others: data loading (+40ms)" in said
-    assert "1 stalls" in said
+    assert "1 stall 17 records dropped" in said
     assert "all_reduce #42 of world 21s rank 3 absent on 1 of 2" in said
     assert "17 records dropped: queue full" in said
     assert "/code/train.py:88 load" in said
