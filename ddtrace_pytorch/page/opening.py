@@ -65,6 +65,7 @@ def numbers(attempt: Attempt, found: diagnosis.Attempt) -> Html:
     bad = sum(rank.ended_badly for rank in found.ranks)
     unended = sum(rank.end_reason is None for rank in attempt.ranks)
     lost = sum(attempt.dropped.values())
+    stalls = len(attempt.stalls)
     cards = [] if steps is None else [
         card(f"{steps.per_second:.3g}", "steps a second"),
         card(span(steps.p50_ms), "step, median"),
@@ -75,11 +76,7 @@ def numbers(attempt: Attempt, found: diagnosis.Attempt) -> Html:
         card(f"{bad:,} of {len(found.ranks):,}", "ranks ended badly", "bad" if bad else "")
         if bad or not unended
         else card(f"{unended:,} of {len(found.ranks):,}", "ranks without an end", "bad"),
-        card(
-            f"{len(attempt.stalls):,}",
-            "stall" if len(attempt.stalls) == 1 else "stalls",
-            "bad" if attempt.stalls else "",
-        ),
+        card(f"{stalls:,}", "stall" if stalls == 1 else "stalls", "bad" if stalls else ""),
         card(f"{lost:,}", "record dropped" if lost == 1 else "records dropped", "bad" if lost else ""),
     ]
     if steps is not None:

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddtrace_pytorch.cli.terminal import visible
@@ -41,6 +41,7 @@ class Parsed(HTMLParser):
         self.text += text
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_whatever_text_is_it_stays_text(text: str) -> None:
     shown = "\n".join(visible(line) for line in text.split("\n"))
@@ -49,6 +50,7 @@ def test_whatever_text_is_it_stays_text(text: str) -> None:
     assert parsed.text == shown + "|"
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.recursive(st.text(), lambda some: st.lists(some) | st.dictionaries(st.text(), some)))
 def test_data_comes_back_and_ends_no_element(value: Any) -> None:
     written = data({"it": value})
@@ -61,6 +63,7 @@ def test_only_what_is_our_own_is_not_escaped() -> None:
     assert tag("input", checked=True, disabled=False, data_of="a\"'b") == '<input checked data-of="a&quot;&#x27;b">'
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(-(10**6), 10**9), st.integers(-1000, 1000)), min_size=1), st.integers(0, 40))
 def test_bins_that_are_poured_together_are_as_if_all_were_in_one(added: list[tuple[int, int]], at: int) -> None:
     together, first, second = (Bins(Numbers) for _ in range(3))
