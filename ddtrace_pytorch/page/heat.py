@@ -63,8 +63,9 @@ class Row:
         bins = self.bins
         bins.reach(began, end - 1)
         shift, cells = bins.shift, bins.cells
-        for at in range(began >> shift, ((end - 1) >> shift) + 1):
-            inside = min(end, (at + 1) << shift) - max(began, at << shift)
+        first, last = began >> shift, (end - 1) >> shift
+        for at in range(first, last + 1):
+            inside = (end if at == last else (at + 1) << shift) - (began if at == first else at << shift)
             stay = cells.get(at)
             if stay is None:
                 cells[at] = stay = Stay()
