@@ -18,6 +18,7 @@ from ddtrace_pytorch.cli.collective_tables import (
     render_stragglers,
     worth_telling,
 )
+from ddtrace_pytorch.cli.progress import progress_bar
 from ddtrace_pytorch.cli.record_tables import render_records
 from ddtrace_pytorch.cli.stall_tables import render_stalls
 from ddtrace_pytorch.cli.step_tables import render_steps
@@ -200,7 +201,8 @@ def report(directory: str | None, job: str | None, attempt: str, calls: int, as_
     DIR holds run logs at any depth: a log root, one job, one run, or several hosts' copies. Without it, that is
     DD_PYTORCH_LOG_DIR or, where that is not set, ddtrace-pytorch-<user id> in the temporary directory.
     """
-    result = summarise(run_logs(directory), job, attempt, calls)
+    with progress_bar() as progress:
+        result = summarise(run_logs(directory), job, attempt, calls, progress)
     if as_json:
         click.echo(json.dumps(asdict(result), indent=2))
     else:

@@ -15,7 +15,8 @@ from typing import Any
 
 from ddtrace_pytorch.cli.choice import jobs_in, meant_attempts
 from ddtrace_pytorch.cli.collectives import Group
-from ddtrace_pytorch.cli.gathering import Progress, gather, of_each
+from ddtrace_pytorch.cli.gathering import gather, of_each
+from ddtrace_pytorch.cli.progress import Progress, silent
 from ddtrace_pytorch.cli.records import Recorded
 from ddtrace_pytorch.cli.single_calls import SingleCall
 from ddtrace_pytorch.cli.slow_groups import SlowGroup, slow_among
@@ -194,7 +195,7 @@ def summarise(
     job: str | None = None,
     attempt: str = "last",
     calls: int = 0,
-    progress: Progress = lambda what, done, of: None,
+    progress: Progress = silent,
 ) -> Report:
     """The report of one job in `found`: `job`, or the newest; `attempt`: ``last``, ``all``, a number or an incarnation.
 
