@@ -208,7 +208,8 @@ class Rank:
             "span_id": str(self._random.getrandbits(63)), "parent_id": None, "start": self.at(0),
             "duration": steps * STEP, "error": 0, "tags": {**self._tags, "pytorch.end_reason": "destroyed"},
             "metrics": {
-                **self._metrics, "pytorch.steps": steps, "pytorch.collective_calls": steps * LAUNCHED_A_STEP,
+                **self._metrics, "pytorch.piece": 0, "pytorch.steps": steps,
+                "pytorch.collective_calls": steps * LAUNCHED_A_STEP,
             }, "links": [],
         }  # fmt: skip
 

@@ -38,13 +38,13 @@ def jobs(tmp_path: Path) -> Iterator[Jobs]:
 # What no release of torch has a part in: CI runs these on one of them (`-m "not once"` leaves them out).
 ONCE = (
     "unit/test_aftermath.py", "unit/test_diagnose.py", "unit/test_doctor.py", "unit/test_exporter.py",
-    "unit/test_graph.py", "unit/test_inquest.py", "unit/test_job.py", "unit/test_last_words.py", "unit/test_page.py",
-    "unit/test_positions.py", "unit/test_report.py", "unit/test_report_collectives.py", "unit/test_report_records.py",
-    "unit/test_report_page.py",
-    "unit/test_runlog.py",
+    "unit/test_graph.py", "unit/test_inquest.py", "unit/test_job.py", "unit/test_last_words.py",
+    "unit/test_logs_as_found.py", "unit/test_page.py", "unit/test_positions.py", "unit/test_report.py",
+    "unit/test_report_collectives.py", "unit/test_report_page.py", "unit/test_report_records.py",
+    "unit/test_run_log_docs.py", "unit/test_runlog.py", "unit/test_reading_large_logs.py",
     "unit/test_state_file.py", "unit/test_stragglers.py", "unit/test_timeline.py", "unit/test_timeline_clocks.py",
     "unit/test_timeline_lanes.py", "unit/test_verdict.py", "unit/test_verdict_properties.py",
-    "dist/test_identity_agreement.py", "dist/test_log_handlers.py", "dist/test_records.py",
+    "dist/test_default_run.py", "dist/test_identity_agreement.py", "dist/test_log_handlers.py", "dist/test_records.py",
     "dist/test_report_of_a_job.py", "dist/test_timeline.py", "dist/test_torchtitan.py", "dist/test_two_hosts.py",
     "faults/test_agents.py", "faults/test_broken_descriptors.py", "faults/test_broken_signals.py",
     "faults/test_broken_threads.py", "faults/test_diagnose.py", "faults/test_endings.py", "faults/test_forks.py",

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from ddtrace_pytorch.cli import collectives, records, stalls, steps
+from ddtrace_pytorch.cli.progress import Progress
 from ddtrace_pytorch.cli.stalls import Stalls
 from ddtrace_pytorch.page import gathering as pictures
 from ddtrace_pytorch.page.gathering import RankView, View
-from ddtrace_pytorch.runlog.reader import RankLog, read
+from ddtrace_pytorch.runlog.reader import RankLog, read, size_of
 from ddtrace_pytorch.timeline.crew import each, workers_for
 
 T = TypeVar("T")
 
 TYPES = {"step", *collectives.TYPES, *records.TYPES, *stalls.TYPES}
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass
@@ -50,7 +48,7 @@ class Gathered:
     steps: steps.Steps
     collectives: collectives.Collectives
     records: records.Recorded
-    stalls: list[stalls.Stall]
+    stalls: Stalls
 
 
 def gather(logs: Sequence[RankLog], calls: int, progress: Progress, view: View | None = None) -> Gathered:
@@ -77,10 +75,9 @@ def gather(logs: Sequence[RankLog], calls: int, progress: Progress, view: View |
         if view is not None and one.view is not None:
             view.add(log.rank, one.view)
         progress("reading", done, len(logs))
-    return Gathered(steps.told(of_ranks), talked.told(), recorded.told(), stalled.told())
+    return Gathered(steps.told(of_ranks), talked.told(), recorded.told(), stalled)
 
 
 def of_each(task: Callable[[RankLog], T], logs: Sequence[RankLog]) -> Iterator[T]:
     """What `task` gives for each of the `logs`."""
-    size = sum(os.path.getsize(path) for log in logs for path in log.segments if os.path.exists(path))
-    return each(lambda at: task(logs[at]), len(logs), workers_for(size))
+    return each(lambda at: task(logs[at]), len(logs), workers_for(size_of(logs)))

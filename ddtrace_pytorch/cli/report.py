@@ -19,6 +19,7 @@ from ddtrace_pytorch.cli.collective_tables import (
     worth_telling,
 )
 from ddtrace_pytorch.cli.output import STDOUT, written
+from ddtrace_pytorch.cli.progress import progress_bar
 from ddtrace_pytorch.cli.record_tables import render_records
 from ddtrace_pytorch.cli.stall_tables import render_stalls
 from ddtrace_pytorch.cli.step_tables import render_steps
@@ -112,7 +113,7 @@ def _render_attempt(attempt: Attempt, console: Console) -> None:
     render_collectives(attempt, console)
     render_single_calls(attempt, console)
     render_stragglers(attempt, console)
-    render_stalls(attempt.stalls, console)
+    render_stalls(attempt, console)
 
 
 def _render_ranks(attempt: Attempt, console: Console) -> None:
@@ -215,15 +216,16 @@ def report(
         raise click.UsageError("--json and --html - can't both be on standard output")
     found = run_logs(directory, beside=is_dump)
     if html_file is None:
-        result = summarise(found, job, attempt, calls)
+        with progress_bar() as progress:
+            result = summarise(found, job, attempt, calls, progress)
     else:
         # Most reports need nothing of it.
         from ddtrace_pytorch.page.telling import page_of
 
         views: dict[str, View] = {}
         # Before the reading: who waits for long should not hear then that it was for nothing.
-        with written(html_file) as file:
-            result = summarise(found, job, attempt, calls, views=views)
+        with written(html_file) as file, progress_bar() as progress:
+            result = summarise(found, job, attempt, calls, progress, views)
             page = page_of(found, result, views)
             file.write(page)
     if as_json:

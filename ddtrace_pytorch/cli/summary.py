@@ -15,7 +15,8 @@ from typing import Any
 
 from ddtrace_pytorch.cli.choice import jobs_in, meant_attempts
 from ddtrace_pytorch.cli.collectives import Group
-from ddtrace_pytorch.cli.gathering import Progress, gather, of_each
+from ddtrace_pytorch.cli.gathering import gather, of_each
+from ddtrace_pytorch.cli.progress import Progress, silent
 from ddtrace_pytorch.cli.records import Recorded
 from ddtrace_pytorch.cli.single_calls import SingleCall
 from ddtrace_pytorch.cli.slow_groups import SlowGroup, slow_among
@@ -89,7 +90,7 @@ class Attempt(Start):
     is who waited for whom. `collectives_setting` is what DD_PYTORCH_COLLECTIVES was: several words where the ranks
     don't agree, empty where older versions didn't say. Of the `single_calls` told of one by one, as many as were asked
     for are in `slowest_calls`. `slow_groups` talk more slowly than others like them. `recorded` is what the user's code
-    said.
+    said. `stalls_uncounted` are records of stalls beyond the first thousand.
 
     A rank without a log is in `ranks_not_logged` if every log there is says that it was not to write one
     (DD_PYTORCH_LOG_RANKS), otherwise in `ranks_missing`.
@@ -111,6 +112,7 @@ class Attempt(Start):
     steps: Steps
     recorded: Recorded
     stalls: list[Stall]
+    stalls_uncounted: int
     ranks: list[Rank]
 
 
@@ -195,7 +197,7 @@ def summarise(
     job: str | None = None,
     attempt: str = "last",
     calls: int = 0,
-    progress: Progress = lambda what, done, of: None,
+    progress: Progress = silent,
     views: dict[str, View] | None = None,
 ) -> Report:
     """The report of one job in `found`: `job`, or the newest; `attempt`: ``last``, ``all``, a number or an incarnation.
@@ -220,7 +222,8 @@ def summarise(
         if views is not None and view is not None:
             views[one.incarnation] = view
         said = gathered.collectives
-        one.steps, one.recorded, one.stalls = gathered.steps, gathered.records, gathered.stalls
+        one.steps, one.recorded = gathered.steps, gathered.records
+        one.stalls, one.stalls_uncounted = gathered.stalls.told(), gathered.stalls.uncounted
         one.collectives, one.stragglers = said.groups, said.stragglers
         one.slow_groups = slow_among(said.talks, one.duration_s or 0.0)
         one.single_calls, one.slowest_calls = said.single, said.slowest
@@ -315,6 +318,7 @@ def _attempt(number: int, facts: list[_RankFacts]) -> Attempt:
         steps=Steps(),
         recorded=Recorded(),
         stalls=[],
+        stalls_uncounted=0,
         ranks=ranks,
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -19,17 +18,18 @@ from ddtrace_pytorch.cli.choice import (
     run_logs,
 )
 from ddtrace_pytorch.cli.output import STDOUT, NotWritable, written
+from ddtrace_pytorch.cli.progress import progress_bar
 from ddtrace_pytorch.cli.summary import compact
 from ddtrace_pytorch.cli.tables import line, size, span
 from ddtrace_pytorch.cli.terminal import console_on, visible
-from ddtrace_pytorch.runlog.reader import RankLog
+from ddtrace_pytorch.runlog.reader import RankLog, size_of
 from ddtrace_pytorch.settings import BadValue, rank_choice
 from ddtrace_pytorch.timeline import pftrace
 from ddtrace_pytorch.timeline.attempts import attempts_of
 from ddtrace_pytorch.timeline.chrome import Chrome
 from ddtrace_pytorch.timeline.clocks import Aligned
 from ddtrace_pytorch.timeline.crew import workers_for
-from ddtrace_pytorch.timeline.drawing import LIMIT, Asked, NoSuchSteps, Progress, Told, draw
+from ddtrace_pytorch.timeline.drawing import LIMIT, Asked, NoSuchSteps, Told, draw
 from ddtrace_pytorch.timeline.selection import COARSE, FINE, Steps
 from ddtrace_pytorch.timeline.sink import Format
 
@@ -100,9 +100,9 @@ def timeline_command(
     logs = [(one.number if len(meant) > 1 else None, log) for one in meant for log in one.logs]
     logs = _of_ranks(logs, ranks, chosen)
 
-    with written(output) as file:
+    with written(output) as file, progress_bar() as progress:
         try:
-            told = draw(logs, asked, written_as, file, workers_for(_size(logs)), _progress())
+            told = draw(logs, asked, written_as, file, workers_for(size_of(log for _, log in logs)), progress)
         except NoSuchSteps as error:
             raise NotThere(f"no such steps in job {chosen}: {error}") from None
         except OSError as error:
@@ -122,12 +122,6 @@ def _format(form: str) -> Format:
         return pftrace.Perfetto()
     except pftrace.NotInstalled as error:
         raise NotThere(str(error)) from None
-
-
-def _size(logs: Sequence[tuple[int | None, RankLog]]) -> int:
-    """Of the files together, as far as it can be told."""
-    paths = (path for _, log in logs for path in log.segments)
-    return sum(os.path.getsize(path) for path in paths if os.path.exists(path))
 
 
 def _steps(written: str | None, last: int | None) -> Steps:
@@ -216,14 +210,3 @@ def _many(many: int, word: str) -> str:
 def _nth(number: int) -> str:
     last = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}{last}"
-
-
-def _progress() -> Progress:
-    """Says on a terminal how far it is."""
-    if not sys.stderr.isatty():
-        return lambda what, done, of: None
-
-    def told(what: str, done: int, of: int) -> None:
-        click.echo(f"\r\x1b[K{what}: {done:,} of {of:,} logs" if done < of else "\r\x1b[K", nl=False, err=True)
-
-    return told

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ddtrace_pytorch.cli.stall_tables import call, longest, went_on, why
+from ddtrace_pytorch.cli.stall_tables import call, longest, uncounted, went_on, why
 from ddtrace_pytorch.cli.summary import Attempt
 from ddtrace_pytorch.cli.tables import span
 from ddtrace_pytorch.page.html import Html, tag
@@ -25,6 +25,7 @@ def stalls(attempt: Attempt) -> Html | None:
         "Stalls",
         table(("At", "Collective", "Waited", "Why", "Went on", "Said then"), rows, ("Waited",)),
         more(len(shown), len(attempt.stalls), "shorter stalls"),
+        say(uncounted(attempt)) if attempt.stalls_uncounted else None,
     )
 
 

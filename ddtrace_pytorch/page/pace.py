@@ -13,7 +13,7 @@ from ddtrace_pytorch.cli.summary import Attempt, Rank
 from ddtrace_pytorch.cli.tables import duration, span
 from ddtrace_pytorch.page.heat import HeatMap
 from ddtrace_pytorch.page.html import Html, join, tag
-from ddtrace_pytorch.page.parts import fold, more, say, section, table
+from ddtrace_pytorch.page.parts import NO_SCRIPT, fold, more, say, section, table
 
 SLOW_ROWS = 24
 RANK_ROWS = 2048
@@ -36,7 +36,7 @@ def heat(name: str, drawn: HeatMap | None, somebody_slow: bool) -> Html | None:
         say(f"Ranks from top to bottom, time from left to right, {span(drawn.width_ns / 1e6)} a column.{together} Each "
             "host's clock is its own. Point at it for numbers."),
         tag("div", *choice, class_="choice"),
-        tag("div", canvas, class_="picture", id=name),
+        tag("div", canvas, NO_SCRIPT, class_="picture", id=name),
     )  # fmt: skip
 
 

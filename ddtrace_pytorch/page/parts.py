@@ -59,3 +59,6 @@ def facts(told: Iterable[tuple[str, str]]) -> Html:
 
 def card(value: str, what: str, kind: str = "") -> Html:
     return tag("div", tag("b", value, class_=kind or None), escaped(what), class_="card")
+
+
+NO_SCRIPT = tag("noscript", say("The page's script draws this picture, and scripts are off here."))

@@ -20,7 +20,7 @@ from ddtrace_pytorch.cli.collectives import Group
 from ddtrace_pytorch.cli.summary import Attempt
 from ddtrace_pytorch.cli.tables import size
 from ddtrace_pytorch.page.html import Html, join, tag
-from ddtrace_pytorch.page.parts import fold, more, say, section, table
+from ddtrace_pytorch.page.parts import NO_SCRIPT, fold, more, say, section, table
 from ddtrace_pytorch.page.traffic import Matrix
 
 GROUPS_OPEN = 6
@@ -77,7 +77,7 @@ def matrix(name: str, drawn: Matrix | None) -> Html | None:
         "Who talks to whom",
         say(f"Bytes of messages, {size(drawn.total)} in all: rows send, columns receive. Of a collective each other "
             f"rank of the group gets an equal part.{together} Torch's own are in it where their size is known."),
-        tag("div", canvas, class_="picture", id=name) if placed else None,
+        tag("div", canvas, NO_SCRIPT, class_="picture", id=name) if placed else None,
         lost if astray else None,
     )  # fmt: skip
 

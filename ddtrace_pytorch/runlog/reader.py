@@ -162,6 +162,12 @@ def _lines(file: io.BufferedReader | gzip.GzipFile) -> Iterator[tuple[list[bytes
         yield [begun], False
 
 
+def size_of(logs: Iterable[RankLog]) -> int:
+    """Bytes of the files together, as far as it can be told."""
+    paths = (path for log in logs for path in log.segments)
+    return sum(os.path.getsize(path) for path in paths if os.path.exists(path))
+
+
 @contextmanager
 def _open(path: str) -> Iterator[io.BufferedReader | gzip.GzipFile]:
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -104,6 +104,20 @@ def test_the_text_report_has_all_ranks_together_and_the_stalls(stuck: Path) -> N
     assert sum(together[f"share_{part}"] for part in ("data", "collective", "optimizer", "compute")) == pytest.approx(1)
 
 
+def test_of_a_thousand_stalls_the_longest_are_shown_and_the_rest_is_counted(tmp_path: Path) -> None:
+    job = Training(tmp_path, 1, 0)
+    job.more = {0: [stalled(T0 + at, "stall", 10.0 + at) for at in range(1_100)]}
+    for at, one in enumerate(job.more[0]):
+        one["tags"]["key"] = at + 1
+    found = attempt(job.write())
+    assert (len(found["stalls"]), found["stalls_uncounted"]) == (1_000, 100)
+    shown = run(tmp_path).stdout
+    assert "… 990 shorter ones" in shown
+    assert "100 more records are of stalls beyond the first 1,000" in shown
+    assert re.search(r"all_reduce #1000 of world +16m49s +nobody found out +no", shown)
+    assert "100 more records are of stalls beyond the first 1,000" in text_of(page(tmp_path))
+
+
 def test_without_a_training_the_page_says_who_was_there(tmp_path: Path) -> None:
     said = text_of(page(Training(tmp_path, 2, 0).write()))
     assert "All ranks ended well (ranks 0-1 destroyed)" in said
