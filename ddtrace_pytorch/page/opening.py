@@ -8,7 +8,7 @@ from itertools import islice
 from ddtrace_pytorch.cli import diagnosis
 from ddtrace_pytorch.cli.collective_tables import blame
 from ddtrace_pytorch.cli.diagnose import end_rows, rank_rows, stacks
-from ddtrace_pytorch.cli.step_tables import slow_in_words
+from ddtrace_pytorch.cli.step_tables import SHARES, slow_in_words
 from ddtrace_pytorch.cli.steps import AllSteps
 from ddtrace_pytorch.cli.summary import Attempt, Report
 from ddtrace_pytorch.cli.tables import duration, known, span
@@ -20,8 +20,6 @@ SENTENCES = 3
 HOSTS_SHOWN = 8
 ROWS = 40
 END_ROWS = 60
-
-PARTS = {"data": "data", "collective": "communication", "optimizer": "optimizer", "compute": "compute"}
 
 
 def status(found: diagnosis.Attempt) -> tuple[str, str]:
@@ -87,7 +85,7 @@ def numbers(attempt: Attempt, found: diagnosis.Attempt) -> Html:
 def shares(steps: AllSteps) -> Html:
     """A bar, and what its colours are."""
     at, pieces, names = 0.0, [], []
-    for part, name in PARTS.items():
+    for part, name in SHARES.items():
         share = getattr(steps, f"share_{part}")
         pieces.append(tag("rect", x=at * 100, y=0, width=share * 100, height=10, class_=part))
         names.append(tag("span", tag("i", "■ ", class_=part), f"{name} {share:.0%}"))
