@@ -878,6 +878,7 @@ def test_lines_are_found_wherever_blocks_end(tmp_path, monkeypatch):
     data = a_rank(tmp_path / "rank-00000.jsonl", beats=20)
     for size in (1, 7, 64, len(data)):
         monkeypatch.setattr(reader, "BLOCK", size)
+        monkeypatch.setattr(reader, "FIRST_BLOCK", size)
         records, notes = everything(tmp_path)
         assert b"".join(map(schema.encode, records)) == data
         assert notes == []
