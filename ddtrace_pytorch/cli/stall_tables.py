@@ -6,15 +6,17 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from ddtrace_pytorch.cli.stalls import Stall
+from ddtrace_pytorch.cli.stalls import MOST, Stall
+from ddtrace_pytorch.cli.summary import Attempt
 from ddtrace_pytorch.cli.tables import line, row, span, table
 from ddtrace_pytorch.stalls.telling import in_words
 
 ROWS = 10
 
 
-def render_stalls(stalls: Sequence[Stall], console: Console) -> None:
+def render_stalls(attempt: Attempt, console: Console) -> None:
     """The longest, in order of time; nothing where there was none."""
+    stalls = attempt.stalls
     if not stalls:
         return
     line(console, "")
@@ -25,7 +27,13 @@ def render_stalls(stalls: Sequence[Stall], console: Console) -> None:
     console.print(drawn)
     if len(stalls) > ROWS:
         line(console, f"… {len(stalls) - ROWS:,} shorter ones (--json lists all)")
+    if attempt.stalls_uncounted:
+        line(console, uncounted(attempt))
     line(console, "`ddtrace-pytorch diagnose` tells what became of them.")
+
+
+def uncounted(attempt: Attempt) -> str:
+    return f"{attempt.stalls_uncounted:,} more records are of stalls beyond the first {MOST:,}"
 
 
 def longest(stalls: Sequence[Stall], many: int) -> Sequence[Stall]:

@@ -44,8 +44,7 @@ def render_steps(steps: Steps, console: Console) -> None:
     if any(one.first_ms is not None and one.steps > 1 for one in steps.ranks):
         line(console, "The first step is left out of what follows it: something is still made or compiled in it.")
     for slow in steps.slow[:SLOW_ROWS]:
-        ms, why = reasons(slow)
-        line(console, f"rank {slow.rank} takes {span(ms)} more of each step than the others: {why}", style="yellow")
+        line(console, slow_in_words(slow), style="yellow")
     if len(steps.slow) > SLOW_ROWS:
         line(console, f"… {len(steps.slow) - SLOW_ROWS:,} more slow ranks (--json lists all)", style="yellow")
 
@@ -62,6 +61,11 @@ def reasons(slow: SlowRank) -> tuple[float, str]:
     # What is next to nothing of it would only be read as a reason.
     told = [(part, ms) for part, ms in slow.parts.items() if ms >= TOLD * slow.ms]
     return sum(ms for _, ms in told), ", ".join(f"{PARTS[part]} (+{span(ms)})" for part, ms in told)
+
+
+def slow_in_words(slow: SlowRank) -> str:
+    ms, why = reasons(slow)
+    return f"rank {slow.rank} takes {span(ms)} more of each step than the others: {why}"
 
 
 def _most_telling(steps: Steps) -> Sequence[RankSteps]:

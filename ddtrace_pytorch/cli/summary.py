@@ -23,6 +23,7 @@ from ddtrace_pytorch.cli.slow_groups import SlowGroup, slow_among
 from ddtrace_pytorch.cli.stalls import Stall
 from ddtrace_pytorch.cli.steps import Steps
 from ddtrace_pytorch.cli.stragglers import Stragglers
+from ddtrace_pytorch.page.gathering import View
 from ddtrace_pytorch.runlog.fields import integer, mapping, text
 from ddtrace_pytorch.runlog.reader import RankLog, Scan, read
 from ddtrace_pytorch.settings import BadValue, RankChoice, rank_choice
@@ -89,7 +90,7 @@ class Attempt(Start):
     is who waited for whom. `collectives_setting` is what DD_PYTORCH_COLLECTIVES was: several words where the ranks
     don't agree, empty where older versions didn't say. Of the `single_calls` told of one by one, as many as were asked
     for are in `slowest_calls`. `slow_groups` talk more slowly than others like them. `recorded` is what the user's code
-    said.
+    said. `stalls_uncounted` are records of stalls beyond the first thousand.
 
     A rank without a log is in `ranks_not_logged` if every log there is says that it was not to write one
     (DD_PYTORCH_LOG_RANKS), otherwise in `ranks_missing`.
@@ -111,6 +112,7 @@ class Attempt(Start):
     steps: Steps
     recorded: Recorded
     stalls: list[Stall]
+    stalls_uncounted: int
     ranks: list[Rank]
 
 
@@ -196,11 +198,13 @@ def summarise(
     attempt: str = "last",
     calls: int = 0,
     progress: Progress = silent,
+    views: dict[str, View] | None = None,
 ) -> Report:
     """The report of one job in `found`: `job`, or the newest; `attempt`: ``last``, ``all``, a number or an incarnation.
 
     The beginning of a job's id or an incarnation is enough, where no other has it. Of single calls the `calls` slowest
-    are listed.
+    are listed. What there is for pictures and the diagnosis of each attempt is put into `views`, by incarnation, if
+    that is wanted.
 
     Raises:
         Refused: there is nothing to report, or no such job or attempt.
@@ -213,9 +217,13 @@ def summarise(
 
     for one in asked:
         logs = [log for log in in_job if log.incarnation == one.incarnation]
-        gathered = gather(logs, calls, progress)
+        view = View() if views is not None else None
+        gathered = gather(logs, calls, progress, view)
+        if views is not None and view is not None:
+            views[one.incarnation] = view
         said = gathered.collectives
-        one.steps, one.recorded, one.stalls = gathered.steps, gathered.records, gathered.stalls
+        one.steps, one.recorded = gathered.steps, gathered.records
+        one.stalls, one.stalls_uncounted = gathered.stalls.told(), gathered.stalls.uncounted
         one.collectives, one.stragglers = said.groups, said.stragglers
         one.slow_groups = slow_among(said.talks, one.duration_s or 0.0)
         one.single_calls, one.slowest_calls = said.single, said.slowest
@@ -310,6 +318,7 @@ def _attempt(number: int, facts: list[_RankFacts]) -> Attempt:
         steps=Steps(),
         recorded=Recorded(),
         stalls=[],
+        stalls_uncounted=0,
         ranks=ranks,
     )
 

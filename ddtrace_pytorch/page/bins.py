@@ -38,17 +38,20 @@ class Bins(Generic[C]):
     def reach(self, first: int, last: int) -> None:
         """Make room for `first` to `last`."""
         if self.extent is not None:
-            first, last = min(first, self.extent[0]), max(last, self.extent[1])
+            low, high = self.extent
+            if low <= first and last <= high:
+                return
+            first, last = low if low < first else first, high if high > last else last
         self.extent = first, last
         shift = self.shift
         while (last >> shift) - (first >> shift) >= MOST:
             shift += 1
-        self.widen(shift)
+        if shift > self.shift:
+            self.widen(shift)
 
     def at(self, place: int) -> C:
         """The bin that `place` is in."""
-        if self.extent is None or not self.extent[0] <= place <= self.extent[1]:
-            self.reach(place, place)
+        self.reach(place, place)
         found = self.cells.get(place >> self.shift)
         if found is None:
             found = self.cells[place >> self.shift] = self.new()

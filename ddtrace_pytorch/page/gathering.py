@@ -1,4 +1,4 @@
-"""All that the page's pictures, and the diagnosis, take from the logs of one attempt: each log is read once.
+"""All that the page's pictures, and the diagnosis, take from the logs of one attempt. Pure.
 
 What is kept does not go with the length of the logs: bins for steps and scalars, totals for groups, the end of each
 rank's history.
@@ -6,21 +6,19 @@ rank's history.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ddtrace_pytorch.collectives.telling import SUMMARY
 from ddtrace_pytorch.page.heat import Row
 from ddtrace_pytorch.page.series import AllSeries
 from ddtrace_pytorch.page.traffic import RankTraffic
-from ddtrace_pytorch.runlog.reader import RankLog, read
+from ddtrace_pytorch.runlog.reader import RankLog
 from ddtrace_pytorch.stalls import history
 from ddtrace_pytorch.stalls.history import History
-from ddtrace_pytorch.timeline.crew import each, workers_for
 
-TYPES = ("step", "scalar", "summary", *history.TYPES)
+TYPES = {"step", "scalar", "summary", *history.TYPES}
 
 
 @dataclass
@@ -32,6 +30,10 @@ class RankView:
     traffic: RankTraffic = field(default_factory=RankTraffic)
     series: AllSeries = field(default_factory=AllSeries)
 
+    @classmethod
+    def of(cls, log: RankLog) -> RankView:
+        return cls(History(log.rank, log.identity))
+
     def add(self, record: Mapping[str, Any]) -> None:
         """The next record of the log."""
         kind = record["type"]
@@ -42,7 +44,7 @@ class RankView:
         elif kind == "summary":
             if record.get("name") == SUMMARY:
                 self.traffic.add(record)
-        else:
+        elif kind in history.TYPES:
             self.history.add(record)
 
 
@@ -64,21 +66,3 @@ class View:
         self.traffic.setdefault(rank, one.traffic)
         self.series.pour(one.series)
         self.histories.append(one.history)
-
-
-def gather(logs: Sequence[RankLog]) -> View:
-    """Read the `logs` of one attempt, by as many processes as is worth it."""
-    view = View()
-
-    def of_log(at: int) -> RankView:
-        log = logs[at]
-        one = RankView(History(log.rank, log.identity))
-        # What can't be read in there has been noted when it was read for the first time.
-        for record in read(replace(log, notes=[]), TYPES):
-            one.add(record)
-        return one
-
-    size = sum(os.path.getsize(path) for log in logs for path in log.segments if os.path.exists(path))
-    for log, one in zip(logs, each(of_log, len(logs), workers_for(size)), strict=True):
-        view.add(log.rank, one)
-    return view

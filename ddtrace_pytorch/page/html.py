@@ -38,12 +38,12 @@ def join(*children: Child) -> Html:
     return Html("".join(one if isinstance(one, Html) else escaped(one) for one in children if one is not None))
 
 
-def tag(name: str, *children: Child, **attributes: str | float | bool | None) -> Html:
+def tag(element: str, /, *children: Child, **attributes: str | float | bool | None) -> Html:
     """An element. Attributes: ``class_`` is class, ``data_of`` is data-of; None and False: not there."""
     told = "".join(_attribute(key, value) for key, value in attributes.items() if value is not None)
-    if name in _VOID:
-        return Html(f"<{name}{told}>")
-    return Html(f"<{name}{told}>{join(*children)}</{name}>")
+    if element in _VOID:
+        return Html(f"<{element}{told}>")
+    return Html(f"<{element}{told}>{join(*children)}</{element}>")
 
 
 def _attribute(key: str, value: str | float | bool) -> str:

@@ -14,7 +14,7 @@ from ddtrace_pytorch.runlog.fields import TOO_LARGE, integer, mapping
 MOST_NAMES = 64
 
 
-@dataclass
+@dataclass(slots=True)
 class Numbers:
     """`odd`: how many weren't finite."""
 
@@ -25,13 +25,16 @@ class Numbers:
     odd: int = 0
 
     def add(self, value: float) -> None:
-        if not math.isfinite(value) or abs(value) >= 1e300:
+        # Larger ones can't be summed up.
+        if not -1e300 < value < 1e300:
             self.odd += 1
             return
         self.count += 1
         self.total += value
-        self.least = min(self.least, value)
-        self.most = max(self.most, value)
+        if value < self.least:
+            self.least = value
+        if value > self.most:
+            self.most = value
 
     def join(self, other: Numbers) -> None:
         self.count += other.count
@@ -73,7 +76,6 @@ class AllSeries:
             series = self._of(name)
             if series is None:
                 continue
-            value = _as_float(value)
             if step is not None and abs(step) < TOO_LARGE:
                 series.by_step.at(step).add(value)
             else:
@@ -100,10 +102,3 @@ class AllSeries:
     def _leave_out(self, name: str) -> None:
         if len(self._left_out) < 1000 and name not in self.series:
             self._left_out.add(name)
-
-
-def _as_float(value: float) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
