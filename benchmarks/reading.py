@@ -4,8 +4,8 @@
 
 Writes the log (benchmarks/big_log.py), and has `ddtrace-pytorch timeline` and `report` read it: the time and the memory
 of each command and all its processes. And logs of an eighth of the ranks, one of them with half as many steps: how much
-longer the processors work on the whole than on the half. The memory is of all processes at a time, looked at every tenth of a second; pages that they share count once
-for each, so that it is rather less.
+longer the processors work on the whole than on the half. The memory is of all processes at a time, looked at every
+tenth of a second; pages that they share count once for each, so that it is rather less.
 """
 
 from __future__ import annotations
