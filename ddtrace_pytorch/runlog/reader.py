@@ -20,6 +20,7 @@ from typing import Any
 from ddtrace_pytorch.runlog.fields import integer, mapping, text
 from ddtrace_pytorch.runlog.schema import SCHEMA_VERSION, SegmentName, decode, parse_name
 
+FIRST_BLOCK = 8 * 1024  # who wrote a file is in its first lines, and often all that is asked
 BLOCK = 256 * 1024
 MAX_LINE = 16 * 1024 * 1024  # what is longer is no record, and not held in memory
 IDENTITY_WITHIN = 64  # lines; a disk that was full when the file began leaves damaged ones before it
@@ -151,7 +152,9 @@ def read_file(
 def _lines(file: io.BufferedReader | gzip.GzipFile) -> Iterator[tuple[list[bytes], bool]]:
     """The lines of `file`, many at a time, without their ends; at last the one that has no end, which is not whole."""
     begun = b""
-    while block := file.read1(BLOCK):
+    size = FIRST_BLOCK
+    while block := file.read1(size):
+        size = BLOCK
         lines = block.split(b"\n")
         lines[0] = begun + lines[0]
         begun = lines.pop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -122,6 +123,56 @@ def test_only_where_nothing_can_be_read_it_fails(tmp_path: Path, command: str, d
     assert result.exit_code == 1
     assert "none of the 2 run log(s)" in result.stderr
     assert not (tmp_path / "out.json").exists()
+
+
+@pytest.mark.parametrize("command", ["report", "timeline", "diagnose"])
+def test_of_rank_0_alone_that_much_is_told(tmp_path: Path, command: str) -> None:
+    (tmp_path / "rank-00000.jsonl").write_bytes(lines(0, [*WELL, call(1, 5.0), call(2, 6.0)]))
+    result = run(command, tmp_path, tmp_path / "state", tmp_path)
+    assert result.exit_code == 0, result.output + repr(result.exception)
+    told = {
+        "report": "Ranks        0 of 9; missing: 1-8",
+        "timeline": "1 process, 25 records drawn of 25, 0 collectives joined",
+        "diagnose": "All ranks ended well",
+    }
+    assert told[command] in result.stdout
+
+
+def call(key: int, start: float) -> Record:
+    return {
+        "type": "call", "ts": at(start + 0.5), "op": "all_reduce", "group": "0", "key": key, "start": at(start),
+        "duration": at(start + 0.5) - at(start), "bytes": 16, "source": "completion",
+    }  # fmt: skip
+
+
+def test_attempts_in_one_folder_are_told_apart_and_left_as_they_are(tmp_path: Path) -> None:
+    """Both have the same groups and numbers; of the first, rank 1 was killed before its second call."""
+    logs, state, cwd = tmp_path / "logs", tmp_path / "state", tmp_path / "cwd"
+    cwd.mkdir()
+    for incarnation, began in (("aaa", 0.0), ("bbb", 100.0)):
+        for rank in (0, 1):
+            dead = incarnation == "aaa" and rank == 1
+            calls = [call(key, began + 5 * key) for key in ((1,) if dead else (1, 2))]
+            end = [] if dead else [ended("destroyed" if began else "signal:SIGTERM", began + 20)]
+            folder = logs / "4242" / incarnation
+            folder.mkdir(parents=True, exist_ok=True)
+            data = lines(rank, [*calls, *end], incarnation=incarnation, world_size=2, ts=at(began))
+            (folder / f"rank-{rank:05}.jsonl").write_bytes(data)
+    before = files(logs)
+
+    said = {command: run(command, logs, state, cwd).stdout for command in ("report", "timeline", "diagnose")}
+    assert "Incarnation  bbb" in said["report"]
+    assert "Attempt 1\n" not in said["report"]
+    assert "2 processes, 8 records drawn of 8, 2 collectives joined" in said["timeline"]
+    assert "Attempt 2, incarnation bbb\nAll ranks ended well" in said["diagnose"]
+    all_of_it = CliRunner().invoke(cli, ["timeline", str(logs), "-o", str(cwd / "out.json"), "--attempt", "all"]).stdout
+    assert "4 processes, 14 records drawn of 14, 3 collectives joined" in all_of_it.replace("\n", " ")
+    flows: dict[int, set[int]] = {}
+    for event in json.loads((cwd / "out.json").read_bytes())["traceEvents"]:
+        if event["ph"] in "stf":
+            flows.setdefault(event["id"], set()).add(event["pid"])
+    assert sorted(map(sorted, flows.values())) == [[1, 2], [3, 4], [3, 4]]
+    assert files(logs) == before
 
 
 HOSTILE = "../../../escaped/\x1b[31m<script>alert(1)</script>\n\x00"
