@@ -70,6 +70,7 @@ venv = Venv(
                 "pytest": LATEST,
                 "pytest-timeout": LATEST,
                 "hypothesis": LATEST,
+                "duckdb": LATEST,  # the docs have questions in SQL
                 "ddapm-test-agent": LATEST,
                 "numpy": LATEST,  # torch warns on stderr without it
                 "riot": LATEST,

@@ -41,6 +41,14 @@ class Times:
         bucket = shift * _PARTS + (took >> shift)
         self._buckets[bucket] = self._buckets.get(bucket, 0) + 1
 
+    def join(self, other: Times) -> None:
+        """Count what `other` has counted, too."""
+        self.count += other.count
+        self.total += other.total
+        self.longest = max(self.longest, other.longest)
+        for bucket, many in other._buckets.items():
+            self._buckets[bucket] = self._buckets.get(bucket, 0) + many
+
     def percentile(self, share: float) -> float:
         """The time in ns that `share` (0 to 1) of the counted ones don't exceed, about; 0 where there are none."""
         left = share * self.count

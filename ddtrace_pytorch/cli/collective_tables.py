@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from rich.console import Console
 
 from ddtrace_pytorch.cli.collectives import Group, Operation, Unseen
 from ddtrace_pytorch.cli.single_calls import SingleCall
+from ddtrace_pytorch.cli.slow_groups import SlowGroup
 from ddtrace_pytorch.cli.stragglers import Stragglers
 from ddtrace_pytorch.cli.summary import Attempt
 from ddtrace_pytorch.cli.tables import line, row, size, span, speed, table
 from ddtrace_pytorch.collectives.surface import ALL_WAIT_FOR_ALL
+from ddtrace_pytorch.stalls.telling import in_words
 
 GROUPS_SHOWN = 6
 OPERATIONS_SHOWN = 12
@@ -22,6 +26,7 @@ CLEARLY = 2 / 3
 # In fewer calls than this it may be the first one's doing, when everything is still warming up.
 CALLS_NEEDED = 5
 
+MEANING = "Calls are one rank's, bytes and total the mean of the ranks, mean, p50 and p99 of all calls; GB/s."
 ISSUED = "* time to issue the call; when it was complete isn't known"
 
 
@@ -35,10 +40,7 @@ def render_collectives(attempt: Attempt, console: Console) -> None:
     if off:
         line(console, "They were not counted: DD_PYTORCH_COLLECTIVES was off.")
     if any(group.operations for group in attempt.collectives[:GROUPS_SHOWN]):
-        line(
-            console,
-            "Calls are one rank's, bytes and total the mean of the ranks, mean, p50 and p99 of all calls; GB/s.",
-        )
+        line(console, MEANING)
     for group in attempt.collectives[:GROUPS_SHOWN]:
         line(console, "")
         _render_group(group, console)
@@ -47,41 +49,58 @@ def render_collectives(attempt: Attempt, console: Console) -> None:
 
 
 def _render_group(group: Group, console: Console) -> None:
-    where = {True: ", across nodes", False: ", on one node", None: ""}[group.cross_node]
-    ranks = "" if group.size is None else f"{group.size:,} rank{'' if group.size == 1 else 's'}, "
-    line(console, f"{group.group}: {ranks}{group.backend}{where}; {_coverage(group)}")
+    line(console, title_of(group))
     for unseen in group.unseen:
-        line(console, _torchs_own(unseen, group.ranks_told))
+        line(console, torchs_own(unseen, group.ranks_told))
     if not group.operations:
         return
-    figures = ("Calls", "Bytes", "Total", "Mean", "p50", "p99", "Algbw", "Busbw")
-    drawn = table("Operation", *figures, right=figures, yielding=("Operation",), gap=1)
+    drawn = table("Operation", *FIGURES, right=FIGURES, yielding=("Operation",), gap=1)
     shown = group.operations[:OPERATIONS_SHOWN]
     for one in shown:
-        row(
-            drawn,
-            one.operation + ("*" if _is_issue(one) else ""),
-            f"{one.calls_most:,}" if one.calls_least == one.calls_most else f"{one.calls_least:,}-{one.calls_most:,}",
-            size(one.bytes / one.ranks),
-            *_times(one),
-            speed(one.algbw_gbps),
-            speed(one.busbw_gbps),
-        )
+        row(drawn, *cells_of(one))
     console.print(drawn)
     if len(group.operations) > len(shown):
         line(console, f"… {len(group.operations) - len(shown)} more operations (--json lists all)")
+    for said in said_of(shown):
+        line(console, said)
+
+
+def title_of(group: Group) -> str:
+    """Who it is, and how much of what it did was seen."""
+    where = {True: ", across nodes", False: ", on one node", None: ""}[group.cross_node]
+    ranks = "" if group.size is None else f"{group.size:,} rank{'' if group.size == 1 else 's'}, "
+    return f"{group.group}: {ranks}{group.backend}{where}; {_coverage(group)}"
+
+
+FIGURES = ("Calls", "Bytes", "Total", "Mean", "p50", "p99", "Algbw", "Busbw")
+
+
+def cells_of(one: Operation) -> list[str]:
+    """Its name, and the :data:`FIGURES`."""
+    return [
+        one.operation + ("*" if _is_issue(one) else ""),
+        f"{one.calls_most:,}" if one.calls_least == one.calls_most else f"{one.calls_least:,}-{one.calls_most:,}",
+        size(one.bytes / one.ranks),
+        *_times(one),
+        speed(one.algbw_gbps),
+        speed(one.busbw_gbps),
+    ]
+
+
+def said_of(shown: Sequence[Operation]) -> Iterator[str]:
+    """What there is to say below a table of them."""
     if any(_is_issue(one) for one in shown):
-        line(console, ISSUED)
+        yield ISSUED
     for one in shown:
         if one.waits:
-            line(console, f"waited for {one.operation}*: {span(one.wait_ms / one.ranks)}")
+            yield f"waited for {one.operation}*: {span(one.wait_ms / one.ranks)}"
     for one in shown:
         if one.time_ms is not None and one.slowest_at:
             longest = span(one.time_ms.max)
-            line(console, f"slowest {one.operation}: {longest} on rank {one.slowest_rank} at {one.slowest_at}")
+            yield f"slowest {one.operation}: {longest} on rank {one.slowest_rank} at {one.slowest_at}"
 
 
-def _torchs_own(unseen: Unseen, ranks: int) -> str:
+def torchs_own(unseen: Unseen, ranks: int) -> str:
     """What DistributedDataParallel, functional or compiled code launched, for one rank."""
     calls = round(unseen.calls / ranks)
     if unseen.sized == unseen.calls:
@@ -120,24 +139,28 @@ def render_single_calls(attempt: Attempt, console: Console) -> None:
     several = "" if len(shown) == attempt.single_calls else f"the {len(shown):,} slowest of "
     line(console, "")
     line(console, f"Calls told of one by one: {several}{attempt.single_calls:,}", style="bold")
-    drawn = table(
-        "Rank", "Operation", "Group", "Key", "Time", "Bytes", "At",
-        right=("Rank", "Key", "Time", "Bytes"), yielding=("Group", "At"),
-    )  # fmt: skip
+    drawn = table(*CALL_COLUMNS, right=CALL_FIGURES, yielding=("Group", "At"))
     for one in shown:
-        row(
-            drawn,
-            str(one.rank),
-            one.operation + ("*" if _is_issue(one) else ""),
-            one.group,
-            "–" if one.key is None else str(one.key),
-            span(one.time_ms),
-            size(one.bytes),
-            one.at or "?",
-        )
+        row(drawn, *cells_of_call(one))
     console.print(drawn)
     if any(_is_issue(one) for one in shown):
         line(console, ISSUED)
+
+
+CALL_COLUMNS = ("Rank", "Operation", "Group", "Key", "Time", "Bytes", "At")
+CALL_FIGURES = ("Rank", "Key", "Time", "Bytes")
+
+
+def cells_of_call(one: SingleCall) -> list[str]:
+    return [
+        str(one.rank),
+        one.operation + ("*" if _is_issue(one) else ""),
+        one.group,
+        "–" if one.key is None else str(one.key),
+        span(one.time_ms),
+        size(one.bytes),
+        one.at or "?",
+    ]
 
 
 def render_stragglers(attempt: Attempt, console: Console) -> None:
@@ -160,9 +183,18 @@ def render_stragglers(attempt: Attempt, console: Console) -> None:
         console.print(drawn)
         if len(ranks) > RANKS_SHOWN:
             line(console, f"… {len(ranks) - RANKS_SHOWN:,} more ranks (--json lists all)")
-    for one in told:
-        if one.late_share is not None and one.late_share >= CLEARLY and one.calls >= CALLS_NEEDED:
-            line(console, _sentence(one), style="red")
+    for said in blame(attempt):
+        line(console, said, style="red")
+
+
+def blame(attempt: Attempt) -> Iterator[str]:
+    """Who comes late to collectives, and which groups talk slowly; nothing where nobody clearly does."""
+    for one in attempt.stragglers:
+        clearly = one.late_share is not None and one.late_share >= CLEARLY and one.calls >= CALLS_NEEDED
+        if clearly and worth_telling(one, attempt):
+            yield _sentence(one)
+    for slow in attempt.slow_groups[:GROUPS_SHOWN]:
+        yield slow_in_words(slow)
 
 
 def _sentence(one: Stragglers) -> str:
@@ -170,6 +202,13 @@ def _sentence(one: Stragglers) -> str:
     return (
         f"rank {late.rank} is late: it made the others wait {span(late.made_others_wait_ms)} "
         f"in {late.late_calls:,} of {one.calls:,} sampled calls of {one.group}"
+    )
+
+
+def slow_in_words(slow: SlowGroup) -> str:
+    return (
+        f"{in_words(slow.ranks)} talk slowly to each other: a call of their group {slow.group} takes "
+        f"{span(slow.call_ms)}, one of the {slow.alike:,} groups like it {span(slow.usual_ms)}"
     )
 
 

@@ -5,17 +5,18 @@ The field names of the classes below are keys of ``report --json`` (adding is fr
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ddtrace_pytorch.cli.single_calls import SingleCall, Slowest
-from ddtrace_pytorch.cli.stragglers import Stragglers, Waiting
+from ddtrace_pytorch.cli.slow_groups import Talk
+from ddtrace_pytorch.cli.stragglers import COMPLETION, Stragglers, Waiting
 from ddtrace_pytorch.collectives.telling import CALL, SUMMARY
 from ddtrace_pytorch.histogram import BUCKETS, percentile
 from ddtrace_pytorch.runlog.fields import mapping, number, text
-from ddtrace_pytorch.runlog.reader import RankLog, read
+from ddtrace_pytorch.runlog.reader import Sift
 
 TYPES = ("summary", "call", "span")
 
@@ -100,40 +101,84 @@ class Group:
 
 
 class Collectives(NamedTuple):
-    """Of one attempt: `groups` and, in each, the operations, those that took longest first; and of the `single` calls
-    told of one by one the `slowest`."""
+    """Of one attempt: `groups` and, in each, the operations, those that took longest first; of the `single` calls
+    told of one by one the `slowest`; and how long each group talks."""
 
     groups: list[Group]
     stragglers: list[Stragglers]
     single: int
     slowest: list[SingleCall]
+    talks: list[Talk]
 
 
-def gather(logs: Iterable[RankLog], calls: int) -> Collectives:
-    """Read `logs`, all of one attempt, once more, and keep the `calls` slowest single calls.
+# A call as it is written, of which so much is counted that parsing would take most of the time.
+_CALL = re.compile(
+    rb'\{"type":"call","ts":\d{1,19},"op":"(\w+)","group":"([ !#-\[\]-~]*)","key":(\d{1,19}),"start":\d{1,19},'
+    rb'"duration":(\d{1,19}),"bytes":\d{1,19},"source":"(\w+)"(?:,"step":\d{1,19})?\}'
+)
+_COMPLETION = COMPLETION.encode()
+_A_CALL = b'{"type":"call",'
+
+
+class Gathering:
+    """What is known of the collectives of some ranks; the `calls` slowest single calls are kept.
 
     Memory goes with the number of groups and of sampled calls.
     """
-    groups: defaultdict[str, _GroupTotals] = defaultdict(_GroupTotals)
-    slowest = Slowest(calls)
-    for log in logs:
-        # What can't be read in there has been noted when it was read for the first time.
-        for record in read(replace(log, notes=[]), TYPES):
-            if record["type"] == "call":
-                groups[text(record, "group")].waiting.add(log.rank, record)
-            elif record["type"] == "span":
-                if record.get("name") == CALL:
-                    slowest.add(log.rank, record)
-            elif record.get("name") == SUMMARY:
-                groups[text(mapping(record, "tags"), "collective.group_name")].add(log.rank, record)
-    told = sorted(groups.items(), key=lambda item: -item[1].time())
-    stragglers = [totals.waiting.told(totals.label or name, name) for name, totals in told]
-    return Collectives(
-        [totals.told(name) for name, totals in told if totals.summed_up],
-        [one for one in stragglers if one is not None],
-        slowest.seen,
-        slowest.told(),
-    )
+
+    def __init__(self, calls: int) -> None:
+        self._groups: dict[str, _GroupTotals] = {}
+        self._slowest = Slowest(calls)
+
+    def sift(self, rank: int) -> Sift:
+        """What counts the calls of `rank` that need no parsing, and leaves the rest."""
+
+        def sift(lines: list[bytes]) -> Iterator[bytes]:
+            for line in lines:
+                found = _CALL.fullmatch(line) if line.startswith(_A_CALL) else None
+                if found is None:
+                    yield line
+                    continue
+                operation, group, key, took, source = found.groups()
+                if source == _COMPLETION:
+                    self._group(group.decode()).waiting.count(rank, operation.decode(), int(key), int(took))
+
+        return sift
+
+    def add(self, rank: int, record: Mapping[str, Any]) -> None:
+        """One record of `rank`, of one of the :data:`TYPES`."""
+        if record["type"] == "call":
+            self._group(text(record, "group")).waiting.add(rank, record)
+        elif record["type"] == "span":
+            if record.get("name") == CALL:
+                self._slowest.add(rank, record)
+        elif record.get("name") == SUMMARY:
+            self._group(text(mapping(record, "tags"), "collective.group_name")).add(rank, record)
+
+    def pour(self, other: Gathering) -> None:
+        """Add what is known of other ranks, which come after those that are here."""
+        for name, totals in other._groups.items():
+            mine = self._groups.setdefault(name, totals)
+            if mine is not totals:
+                mine.pour(totals)
+        self._slowest.pour(other._slowest)
+
+    def told(self) -> Collectives:
+        told = sorted(self._groups.items(), key=lambda item: -item[1].time())
+        stragglers = [totals.waiting.told(totals.label or name, name) for name, totals in told]
+        return Collectives(
+            [totals.told(name) for name, totals in told if totals.summed_up],
+            [one for one in stragglers if one is not None],
+            self._slowest.seen,
+            self._slowest.told(),
+            [totals.talk(name) for name, totals in told if totals.ranks],
+        )
+
+    def _group(self, name: str) -> _GroupTotals:
+        found = self._groups.get(name)
+        if found is None:
+            found = self._groups[name] = _GroupTotals()
+        return found
 
 
 class _GroupTotals:
@@ -174,6 +219,36 @@ class _GroupTotals:
         else:
             self.cells.setdefault((operation, text(record, "how")), _CellTotals()).add(rank, record)
 
+    def pour(self, other: _GroupTotals) -> None:
+        self.summed_up |= other.summed_up
+        self.label = other.label or self.label
+        self.backend = other.backend or self.backend
+        self.size = other.size or self.size
+        self.crosses_nodes = self.crosses_nodes if other.crosses_nodes is None else other.crosses_nodes
+        self.ranks |= other.ranks
+        self._coverage |= other._coverage
+        self.waiting.pour(other.waiting)
+        for name, theirs in other.unseen.items():
+            unseen = self.unseen.setdefault(name, theirs)
+            if unseen is not theirs:
+                unseen.calls += theirs.calls
+                unseen.sized += theirs.sized
+                unseen.bytes += theirs.bytes
+        for how, totals in other.cells.items():
+            cell = self.cells.setdefault(how, totals)
+            if cell is not totals:
+                cell.pour(totals)
+
+    def talk(self, name: str) -> Talk:
+        """Of all ways to call together: who came last waited least."""
+        spent = [cell.spent for cell in self.cells.values()]
+        ranks = {rank for one in spent for rank in one}
+        sums = [[sum(column) for column in zip(*(one.get(rank, (0.0, 0)) for one in spent), strict=True)]
+                for rank in ranks]  # fmt: skip
+        ms, calls = min(sums, key=lambda one: one[0] / max(one[1], 1), default=(0.0, 0))
+        size = self.size or len(self.ranks)
+        return Talk(self.label or name, name, size, self.backend, sorted(self.ranks), ms, int(calls))
+
     def time(self) -> float:
         return sum(cell.time for cell in self.cells.values())
 
@@ -200,6 +275,8 @@ class _CellTotals:
 
     def __init__(self) -> None:
         self.time = 0.0
+        # By rank: the time that it was held up, in ms, and in how many calls.
+        self.spent: dict[int, tuple[float, int]] = {}
         self._calls: dict[int, int] = {}
         self._bytes = self._errors = self._waits = 0
         self._waited = 0.0
@@ -221,6 +298,10 @@ class _CellTotals:
         self._waited += number(metrics, "collective.wait_ms.total") or 0.0
         self.time += number(metrics, "collective.time_ms.total") or 0.0
         self._sources.add(text(tags, "collective.time_source"))
+        if text(tags, "collective.time_source") != "none":
+            ms, calls = self.spent.get(rank, (0.0, 0))
+            ms += sum(number(metrics, f"collective.{one}_ms.total") or 0.0 for one in ("time", "wait"))
+            self.spent[rank] = ms, calls + _whole(metrics, "collective.count")
         buckets = mapping(record, "buckets")
         for bucket in range(BUCKETS):
             self._buckets[bucket] += _whole(buckets, str(bucket))
@@ -233,6 +314,26 @@ class _CellTotals:
         if slowest > self._slowest:
             self._slowest, self._slowest_rank = slowest, rank
             self._slowest_at = text(tags, "collective.slowest_at") or None
+
+    def pour(self, other: _CellTotals) -> None:
+        for rank, (ms, calls) in other.spent.items():
+            mine, before = self.spent.get(rank, (0.0, 0))
+            self.spent[rank] = mine + ms, before + calls
+        for rank, calls in other._calls.items():
+            self._calls[rank] = self._calls.get(rank, 0) + calls
+        self.time += other.time
+        self._bytes += other._bytes
+        self._errors += other._errors
+        self._waits += other._waits
+        self._waited += other._waited
+        self._buckets = [mine + theirs for mine, theirs in zip(self._buckets, other._buckets, strict=True)]
+        self._sources |= other._sources
+        self._moved += other._moved
+        self._moving += other._moving
+        self._bus_factor = self._bus_factor if other._bus_factor is None else other._bus_factor
+        if other._slowest > self._slowest:
+            self._slowest, self._slowest_at = other._slowest, other._slowest_at
+            self._slowest_rank = other._slowest_rank
 
     def told(self, operation: str, how: str) -> Operation:
         calls = sum(self._calls.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 
@@ -13,7 +14,7 @@ from rich.table import Table
 
 from ddtrace_pytorch import settings
 from ddtrace_pytorch.cli.choice import attempt_option, job_option, run_logs
-from ddtrace_pytorch.cli.diagnosis import Attempt, Diagnosis, Rank, Row, alike, diagnose
+from ddtrace_pytorch.cli.diagnosis import Attempt, Diagnosis, Rank, alike, diagnose
 from ddtrace_pytorch.cli.tables import line, row, table
 from ddtrace_pytorch.cli.terminal import standard_output
 from ddtrace_pytorch.collectives.dump_files import is_dump
@@ -52,7 +53,7 @@ def _render_attempt(attempt: Attempt, console: Console) -> None:
     if attempt.flight_recorder is not None:
         line(console, f"{attempt.flight_recorder.message}.")
     line(console, "")
-    console.print(_ranks_table(attempt.ranks, console))
+    console.print(_ranks_table(attempt.ranks))
     if attempt.ended_well:
         return
     line(console, "")
@@ -61,27 +62,34 @@ def _render_attempt(attempt: Attempt, console: Console) -> None:
     _render_frames(attempt, console)
 
 
-def _ranks_table(ranks: list[Rank], console: Console) -> Table:
-    """One row for ranks that ended alike in the same place."""
+def _ranks_table(ranks: list[Rank]) -> Table:
+    columns, rows = rank_rows(ranks)
+    drawn = table(*columns, right=("Step",), yielding=("Ranks", "Host", "Ended", "Was in", "At"), gap=1)
+    for cells, bad in rows[:RANK_ROWS]:
+        row(drawn, *cells, style="red" if bad else "")
+    rest = sum(len(several) for several in _alike(ranks)[RANK_ROWS:])
+    if rest:
+        row(drawn, f"… {rest:,} more", *[""] * (len(columns) - 1))
+    return drawn
+
+
+def rank_rows(ranks: list[Rank]) -> tuple[list[str], list[tuple[list[str], bool]]]:
+    """The columns that there is something in, and a row for ranks that ended alike in the same place, which may be
+    bad."""
+    groups = _alike(ranks)
+    columns = ("Ranks", "Host", "Ended", "Last beat", "Was in", "Step", "At")
+    kept = [name for name in columns if name not in ("Step", "At") or any(_cell(name, several) for several in groups)]
+    return kept, [
+        ([_cell(name, several) for name in kept], any(one.ended_badly for one in several)) for several in groups
+    ]
+
+
+def _alike(ranks: list[Rank]) -> list[list[Rank]]:
     groups: dict[tuple[object, ...], list[Rank]] = {}
     for one in ranks:
         key = (one.named, alike(one.ended), one.was_in, one.step, one.where)
         groups.setdefault(key, []).append(one)
-    columns = ("Ranks", "Host", "Ended", "Last beat", "Was in", "Step", "At")
-    kept = [
-        name
-        for name in columns
-        if name not in ("Step", "At") or any(_cell(name, several) for several in groups.values())
-    ]
-    drawn = table(*kept, right=("Step",), yielding=("Ranks", "Host", "Ended", "Was in", "At"), gap=1)
-    shown = list(groups.values())[:RANK_ROWS]
-    for several in shown:
-        bad = any(one.ended_badly for one in several)
-        row(drawn, *(_cell(name, several) for name in kept), style="red" if bad else "")
-    rest = sum(map(len, groups.values())) - sum(map(len, shown))
-    if rest:
-        row(drawn, f"… {rest:,} more", *[""] * (len(kept) - 1))
-    return drawn
+    return list(groups.values())
 
 
 def _cell(column: str, several: list[Rank]) -> str:
@@ -103,45 +111,48 @@ def _ranges(numbers: list[int]) -> str:
 
 
 def _render_timeline(attempt: Attempt, console: Console) -> None:
+    rows = end_rows(attempt, TIMELINE_ROWS)
+    drawn = Table.grid(padding=(0, 2))
+    for cells in rows:
+        row(drawn, *cells)
+    console.print(drawn)
+    if len(rows) < len(attempt.timeline):
+        line(console, f"… {len(attempt.timeline) - len(rows):,} more (--json lists all)")
+
+
+def end_rows(attempt: Attempt, many: int) -> list[tuple[str, str, str]]:
+    """What happened last, the `many` most important in order of time: when, to whom, what."""
     named = {rank.rank for rank in attempt.ranks if rank.named}
 
     def importance(at: int) -> tuple[bool, bool, int]:
         one = attempt.timeline[at]
         return not named & {*one.ranks}, one.what == "last beat", -at
 
-    kept = sorted(sorted(range(len(attempt.timeline)), key=importance)[:TIMELINE_ROWS])
-    drawn = Table.grid(padding=(0, 2))
-    for at in kept:
-        _draw(drawn, attempt.timeline[at])
-    console.print(drawn)
-    if len(kept) < len(attempt.timeline):
-        line(console, f"… {len(attempt.timeline) - len(kept):,} more (--json lists all)")
-
-
-def _draw(into: Table, one: Row) -> None:
-    row(
-        into,
-        one.at[11:23] if one.at else "?",
-        f"rank{'' if len(one.ranks) == 1 else 's'} {_ranges(one.ranks)}",
-        one.what,
-    )
+    kept = sorted(sorted(range(len(attempt.timeline)), key=importance)[:many])
+    return [
+        (one.at[11:23] if one.at else "?", f"rank{'' if len(one.ranks) == 1 else 's'} {_ranges(one.ranks)}", one.what)
+        for one in map(attempt.timeline.__getitem__, kept)
+    ]
 
 
 def _render_frames(attempt: Attempt, console: Console) -> None:
+    for title, frames in stacks(attempt):
+        line(console, "")
+        line(console, title, style="bold")
+        for frame in frames:
+            line(console, f"  {frame}")
+
+
+def stacks(attempt: Attempt) -> Iterator[tuple[str, Sequence[str]]]:
+    """Where the exception came from, and where those were that everybody waited for."""
     first = attempt.first_failure
     if first is not None and first.frames:
-        line(console, "")
-        line(console, f"Where rank {first.ranks[0]} raised, innermost first", style="bold")
-        for frame in first.frames:
-            line(console, f"  {frame}")
+        yield f"Where rank {first.ranks[0]} raised, innermost first", first.frames
     raised = first.ranks if first is not None and first.frames else []
     culprits = attempt.verdict.culprits if attempt.verdict is not None else []
     culprits = [one for one in culprits if one.get("rank") not in raised]
     for one in [culprit for culprit in culprits if frames_of(culprit)][:FRAMES_OF]:
-        line(console, "")
-        line(console, f"Where rank {one.get('rank')} was, innermost first", style="bold")
-        for frame in frames_of(one):
-            line(console, f"  {frame}")
+        yield f"Where rank {one.get('rank')} was, innermost first", frames_of(one)
 
 
 @click.command("diagnose", short_help="What a job died of: the first failure and who was the reason.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -143,13 +143,12 @@ def diagnose(found: Scan, job: str | None, attempt: str, left_behind: LeftBehind
         by_incarnation.setdefault(log.incarnation, []).append(log)
     in_time = sorted(by_incarnation, key=lambda name: (min(map(_began, by_incarnation[name])), name))
     notes = list(found.notes)
-    dumps = _dumps(found.beside, notes)
+    dumps = dumps_in(found, notes)
     attempts = []
     for at in meant_attempts(attempt, in_time, chosen):
         logs = by_incarnation[in_time[at]]
-        histories = _histories(logs, left_behind(chosen, in_time[at]), notes)
-        began = min(map(_began, logs))
-        attempts.append(_attempt(at + 1, in_time[at], histories, inquire(histories), began, dumps))
+        histories = _read(logs), left_behind(chosen, in_time[at])
+        attempts.append(of_attempt(at + 1, in_time[at], logs, *histories, dumps, notes))
     notes += [note for log in found.logs if log.job == chosen or log.damaged for note in log.notes]
     return Diagnosis(os.path.abspath(found.directory), chosen, attempts, notes)
 
@@ -158,17 +157,39 @@ def _began(log: RankLog) -> int:
     return integer(log.identity, "ts") or 0
 
 
-def _histories(logs: Iterable[RankLog], left: Iterable[tuple[LastWords, bool]], notes: list[str]) -> dict[int, History]:
-    found: dict[int, History] = {}
+def of_attempt(
+    number: int,
+    incarnation: str,
+    logs: Iterable[RankLog],
+    histories: Iterable[History],
+    left: Iterable[tuple[LastWords, bool]],
+    dumps: Mapping[int, Sequence[Entry]],
+    notes: list[str],
+) -> Attempt:
+    """What became of one attempt, out of the `histories` that its `logs` tell, one of each, what ranks `left` behind,
+    and flight recorders' `dumps`. Adds to `notes` what was not used."""
+    by_rank = _by_rank(histories, left, notes)
+    return _attempt(number, incarnation, by_rank, inquire(by_rank), min(map(_began, logs)), dumps)
+
+
+def _read(logs: Iterable[RankLog]) -> Iterator[History]:
     for log in logs:
         history = History(log.rank, log.identity)
         for record in read(log, TYPES):
             history.add(record)
-        other = found.get(log.rank)
+        yield history
+
+
+def _by_rank(
+    histories: Iterable[History], left: Iterable[tuple[LastWords, bool]], notes: list[str]
+) -> dict[int, History]:
+    found: dict[int, History] = {}
+    for history in histories:
+        other = found.get(history.rank)
         if other is not None:
             history = max(other, history, key=lambda one: one.last)
-            notes.append(f"of the logs of rank {log.rank}, the one that goes on longest is used: {history.host}'s")
-        found[log.rank] = history
+            notes.append(f"of the logs of rank {history.rank}, the one that goes on longest is used: {history.host}'s")
+        found[history.rank] = history
     for words, alive in left:
         whose = words.identity
         one = found.setdefault(whose.rank, History(whose.rank, {"host": whose.host, "world_size": whose.world_size}))
@@ -178,9 +199,10 @@ def _histories(logs: Iterable[RankLog], left: Iterable[tuple[LastWords, bool]], 
     return found
 
 
-def _dumps(paths: Iterable[str], notes: list[str]) -> dict[int, list[Entry]]:
+def dumps_in(scan: Scan, notes: list[str]) -> dict[int, list[Entry]]:
+    """What the flight recorder dumped that lies beside the run logs, by rank. Adds to `notes` what can't be read."""
     found: dict[int, list[Entry]] = {}
-    for path in paths:
+    for path in scan.beside:
         try:
             entries = dump_files.read(path)
         except ValueError as error:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, NamedTuple
 
 from rich.console import Console
-from rich.table import Table
 
 from ddtrace_pytorch.cli.records import Checkpoints, Event, Recorded, Scalar, UserSpan
 from ddtrace_pytorch.cli.tables import line, row, size, span, table
 from ddtrace_pytorch.spans import Fact
-
-T = TypeVar("T")
 
 ROWS = 20
 # Characters of a name, a place or a path.
@@ -21,31 +18,21 @@ SHOWN = 60
 
 def render_records(recorded: Recorded, console: Console) -> None:
     """A table for each kind that there is something of."""
-    figures = ("Count", "Errors", "Mean", "p95", "Max")
-    spans = table("Span", *figures, "Slowest at", right=figures, yielding=("Span", "Slowest at"), gap=1)
-    _render("Your spans", "names", recorded.spans, spans, _span, console)
-    figures = ("Count", "First", "Last", "Min", "Max")
-    scalars = table("Scalar", *figures, right=figures, yielding=("Scalar",))
-    _render("Your scalars", "names", recorded.scalars, scalars, _scalar, console)
-    events = table("Event", "Count", right=("Count",), yielding=("Event",))
-    _render("Your events", "names", recorded.events, events, _event, console)
-    figures = ("Count", "Errors", "Bytes", "Total", "Slowest")
-    checkpoints = table("Operation", *figures, "Last path", right=figures, yielding=("Last path",), gap=1)
-    _render("Checkpoints", "operations", recorded.checkpoints, checkpoints, _checkpoints, console)
+    for kind in KINDS:
+        _render(kind, getattr(recorded, kind.field), console)
 
 
-def _render(
-    title: str, what: str, all_of_them: Sequence[T], drawn: Table, cells: Callable[[T], Sequence[str]], console: Console
-) -> None:
+def _render(kind: Kind, all_of_them: Sequence[Any], console: Console) -> None:
     if not all_of_them:
         return
     line(console, "")
-    line(console, title, style="bold")
+    line(console, kind.title, style="bold")
+    drawn = table(*kind.columns, right=kind.figures, yielding=kind.yielding, gap=kind.gap)
     for one in all_of_them[:ROWS]:
-        row(drawn, *cells(one))
+        row(drawn, *kind.cells(one))
     console.print(drawn)
     if len(all_of_them) > ROWS:
-        line(console, f"… {len(all_of_them) - ROWS:,} more {what} (--json lists all)")
+        line(console, f"… {len(all_of_them) - ROWS:,} more {kind.what} (--json lists all)")
 
 
 def _span(one: UserSpan) -> Sequence[str]:
@@ -88,3 +75,37 @@ def _head(name: str) -> str:
 
 def _tail(path: str) -> str:
     return path if len(path) <= SHOWN else "…" + path[1 - SHOWN :]
+
+
+class Kind(NamedTuple):
+    """What is drawn of one of :class:`Recorded`'s fields: `columns`, of which the `figures` stand to the right, and the
+    `cells` of one row. `what`: many of them, in words."""
+
+    field: str
+    title: str
+    what: str
+    columns: tuple[str, ...]
+    figures: tuple[str, ...]
+    yielding: tuple[str, ...]
+    gap: int
+    cells: Callable[[Any], Sequence[str]]
+
+
+_TIMES = ("Count", "Errors", "Mean", "p95", "Max")
+_VALUES = ("Count", "First", "Last", "Min", "Max")
+_SIZES = ("Count", "Errors", "Bytes", "Total", "Slowest")
+KINDS = (
+    Kind("spans", "Your spans", "names", ("Span", *_TIMES, "Slowest at"), _TIMES, ("Span", "Slowest at"), 1, _span),
+    Kind("scalars", "Your scalars", "names", ("Scalar", *_VALUES), _VALUES, ("Scalar",), 2, _scalar),
+    Kind("events", "Your events", "names", ("Event", "Count"), ("Count",), ("Event",), 2, _event),
+    Kind(
+        "checkpoints",
+        "Checkpoints",
+        "operations",
+        ("Operation", *_SIZES, "Last path"),
+        _SIZES,
+        ("Last path",),
+        1,
+        _checkpoints,
+    ),
+)

@@ -7,14 +7,13 @@ last minute.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ddtrace_pytorch.histogram import Times
 from ddtrace_pytorch.records.totals import fact, named
 from ddtrace_pytorch.runlog.fields import TOO_LARGE, integer, mapping, number, text
-from ddtrace_pytorch.runlog.reader import RankLog, read
 from ddtrace_pytorch.spans import Fact
 
 T = TypeVar("T")
@@ -87,6 +86,12 @@ class _Spans:
     errors: int = 0
     slowest: tuple[int, int, str] = (-1, 0, "")
 
+    def pour(self, other: _Spans) -> None:
+        self.times.join(other.times)
+        self.errors += other.errors
+        if other.slowest[0] > self.slowest[0]:
+            self.slowest = other.slowest
+
 
 @dataclass
 class _Numbers:
@@ -105,6 +110,16 @@ class _Numbers:
         if isinstance(value, int) or math.isfinite(value):
             self.least, self.most = min(value, self.least), max(value, self.most)
 
+    def pour(self, other: _Numbers) -> None:
+        if not other.count:
+            return
+        if not self.count or other.first[0] < self.first[0]:
+            self.first = other.first
+        if not self.count or other.last[0] >= self.last[0]:
+            self.last = other.last
+        self.count += other.count
+        self.least, self.most = min(other.least, self.least), max(other.most, self.most)
+
 
 @dataclass
 class _Events:
@@ -120,8 +135,20 @@ class _Checkpoints:
     slowest: tuple[float, int] = (-1.0, 0)
     last: tuple[int, str | None] = (0, None)
 
+    def pour(self, other: _Checkpoints) -> None:
+        self.count += other.count
+        self.errors += other.errors
+        self.ms += other.ms
+        if other.bytes is not None:
+            self.bytes = (self.bytes or 0) + other.bytes
+        self.slowest = max(self.slowest, other.slowest)
+        if other.last[0] >= self.last[0]:
+            self.last = other.last
 
-class _Gathering:
+
+class Gathering:
+    """What some ranks recorded. Of more than a thousand names of a kind the others count together."""
+
     def __init__(self) -> None:
         self.spans: dict[str, _Spans] = {}
         self.scalars: dict[str, _Numbers] = {}
@@ -129,6 +156,7 @@ class _Gathering:
         self.checkpoints: dict[str, _Checkpoints] = {}
 
     def add(self, rank: int, record: Mapping[str, Any]) -> None:
+        """One record of `rank`, of one of the :data:`TYPES`."""
         kind = record["type"]
         if kind == "user_span":
             self._span(rank, record)
@@ -171,7 +199,18 @@ class _Gathering:
         if record["ts"] >= one.last[0]:
             one.last = record["ts"], path
 
-    def result(self) -> Recorded:
+    def pour(self, other: Gathering) -> None:
+        """Add what other ranks recorded."""
+        for name, spans in other.spans.items():
+            named(self.spans, name, _Spans).pour(spans)
+        for name, numbers in other.scalars.items():
+            named(self.scalars, name, _Numbers).pour(numbers)
+        for name, events in other.events.items():
+            named(self.events, name, _Events).count += events.count
+        for name, checkpoints in other.checkpoints.items():
+            named(self.checkpoints, name, _Checkpoints).pour(checkpoints)
+
+    def told(self) -> Recorded:
         spans = [_of_spans(name, one) for name, one in self.spans.items()]
         scalars = [_of_numbers(name, one) for name, one in self.scalars.items()]
         events = [Event(name, one.count) for name, one in self.events.items()]
@@ -187,15 +226,6 @@ class _Gathering:
             events=sorted(events, key=lambda one: (-one.count, one.name)),
             checkpoints=sorted(checkpoints, key=lambda one: (-one.count, one.op)),
         )
-
-
-def gather(logs: Iterable[RankLog]) -> Recorded:
-    """What one attempt's ranks recorded. Of more than a thousand names of a kind the others count together."""
-    gathering = _Gathering()
-    for log in logs:
-        for record in read(log, TYPES):
-            gathering.add(log.rank, record)
-    return gathering.result()
 
 
 def _of_spans(name: str, one: _Spans) -> UserSpan:

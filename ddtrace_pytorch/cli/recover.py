@@ -10,10 +10,13 @@ from rich.table import Table
 
 from ddtrace_pytorch import settings
 from ddtrace_pytorch.aftermath import Teller
+from ddtrace_pytorch.cli.choice import run_logs
 from ddtrace_pytorch.cli.tables import line, row, table
 from ddtrace_pytorch.cli.terminal import standard_output
 from ddtrace_pytorch.stalls import places
 from ddtrace_pytorch.stalls.recovery import Fate, Found, recover
+
+NOTE_ROWS = 20
 
 SAID = {
     Fate.ALIVE: "lives",
@@ -40,6 +43,18 @@ def render(found: list[Found], console: Console) -> None:
                 [one for one in found if (one.words.identity.job, one.words.identity.incarnation) == (job, incarnation)]
             )
         )
+
+
+def _render_notes(directory: str | None, console: Console) -> None:
+    """What in `directory` could not be looked at."""
+    if directory is None:
+        return
+    logs = run_logs(directory)
+    notes = [*logs.notes, *(note for log in logs.logs if log.damaged for note in log.notes)]
+    for note in notes[:NOTE_ROWS]:
+        line(console, f"note: {note}", style="yellow")
+    if len(notes) > NOTE_ROWS:
+        line(console, f"note: … {len(notes) - NOTE_ROWS} more", style="yellow")
 
 
 def _table(found: list[Found]) -> Table:
@@ -72,7 +87,9 @@ def recover_command(directory: str | None) -> None:
     """
     chosen = settings.load()
     found = list(recover(places.roots(chosen.state_dir), Teller(chosen, directory)))
-    render(found, standard_output())
+    console = standard_output()
+    render(found, console)
+    _render_notes(directory, console)
     untold = sum(one.fate is Fate.UNTOLD for one in found)
     if untold:
         raise Untold(

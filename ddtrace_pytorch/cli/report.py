@@ -18,12 +18,17 @@ from ddtrace_pytorch.cli.collective_tables import (
     render_stragglers,
     worth_telling,
 )
+from ddtrace_pytorch.cli.output import STDOUT, written
+from ddtrace_pytorch.cli.progress import progress_bar
 from ddtrace_pytorch.cli.record_tables import render_records
+from ddtrace_pytorch.cli.stall_tables import render_stalls
 from ddtrace_pytorch.cli.step_tables import render_steps
 from ddtrace_pytorch.cli.summary import Attempt, Job, Rank, Report, compact, summarise
-from ddtrace_pytorch.cli.tables import duration, known, line, row, span, table
+from ddtrace_pytorch.cli.tables import duration, known, line, row, size, span, table
 from ddtrace_pytorch.cli.terminal import standard_output
+from ddtrace_pytorch.collectives.dump_files import is_dump
 from ddtrace_pytorch.identity.introduction import GENERATED
+from ddtrace_pytorch.page.gathering import View
 
 JOB_ROWS = 10
 RANK_ROWS = 32
@@ -108,6 +113,7 @@ def _render_attempt(attempt: Attempt, console: Console) -> None:
     render_collectives(attempt, console)
     render_single_calls(attempt, console)
     render_stragglers(attempt, console)
+    render_stalls(attempt, console)
 
 
 def _render_ranks(attempt: Attempt, console: Console) -> None:
@@ -192,14 +198,39 @@ def _end(rank: Rank) -> str:
     help="How many to list of the collectives told of one by one, the slowest first.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-def report(directory: str | None, job: str | None, attempt: str, calls: int, as_json: bool) -> None:
+@click.option(
+    "--html",
+    "html_file",
+    metavar="FILE",
+    help="Write the report, with pictures and the verdict of `diagnose`, as one page to this file, instead.",
+)
+def report(
+    directory: str | None, job: str | None, attempt: str, calls: int, as_json: bool, html_file: str | None
+) -> None:
     """Ranks, hosts, GPUs, attempts, how each rank ended, and what was dropped.
 
     DIR holds run logs at any depth: a log root, one job, one run, or several hosts' copies. Without it, that is
     DD_PYTORCH_LOG_DIR or, where that is not set, ddtrace-pytorch-<user id> in the temporary directory.
     """
-    result = summarise(run_logs(directory), job, attempt, calls)
+    if as_json and html_file == STDOUT:
+        raise click.UsageError("--json and --html - can't both be on standard output")
+    found = run_logs(directory, beside=is_dump)
+    if html_file is None:
+        with progress_bar() as progress:
+            result = summarise(found, job, attempt, calls, progress)
+    else:
+        # Most reports need nothing of it.
+        from ddtrace_pytorch.page.telling import page_of
+
+        views: dict[str, View] = {}
+        # Before the reading: who waits for long should not hear then that it was for nothing.
+        with written(html_file) as file, progress_bar() as progress:
+            result = summarise(found, job, attempt, calls, progress, views)
+            page = page_of(found, result, views)
+            file.write(page)
     if as_json:
         click.echo(json.dumps(asdict(result), indent=2))
-    else:
+    elif html_file is None:
         render(result, standard_output())
+    elif html_file != STDOUT:
+        line(standard_output(), f"{html_file}: {size(len(page))}; open it in a browser, it needs nothing else")

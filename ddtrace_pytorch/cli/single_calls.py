@@ -58,5 +58,13 @@ class Slowest:
         if len(self._kept) > self._limit:
             heapq.heappop(self._kept)
 
+    def pour(self, other: Slowest) -> None:
+        """Add the calls of other ranks, which come after those that are here."""
+        for ms, turn, call in other._kept:
+            heapq.heappush(self._kept, (ms, turn - self.seen, call))
+            if len(self._kept) > self._limit:
+                heapq.heappop(self._kept)
+        self.seen += other.seen
+
     def told(self) -> list[SingleCall]:
         return [call for *_, call in sorted(self._kept, reverse=True)]

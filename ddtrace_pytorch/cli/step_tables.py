@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from ddtrace_pytorch.cli.steps import PARTS, RankSteps, Steps
+from ddtrace_pytorch.cli.steps import PARTS, AllSteps, RankSteps, SlowRank, Steps
 from ddtrace_pytorch.cli.tables import line, row, span, table
 
 RANK_ROWS = 16
 SLOW_ROWS = 3
+SHARES = {"data": "data", "collective": "communication", "optimizer": "optimizer", "compute": "compute"}
 # Of what a slow rank takes longer.
 TOLD = 0.05
 
@@ -21,6 +22,8 @@ def render_steps(steps: Steps, console: Console) -> None:
         return
     line(console, "")
     line(console, "Steps", style="bold")
+    if steps.all is not None:
+        line(console, in_words(steps.all))
     shown = _most_telling(steps)
     right = ("Rank", "Steps", "First", "Per s", "p50", "p95", "Max", "Data", "Collect.", "Optim.", "Compute")
     drawn = table(*right, right=right, gap=1)
@@ -41,13 +44,28 @@ def render_steps(steps: Steps, console: Console) -> None:
     if any(one.first_ms is not None and one.steps > 1 for one in steps.ranks):
         line(console, "The first step is left out of what follows it: something is still made or compiled in it.")
     for slow in steps.slow[:SLOW_ROWS]:
-        # What is next to nothing of it would only be read as a reason.
-        told = [(part, ms) for part, ms in slow.parts.items() if ms >= TOLD * slow.ms]
-        why = ", ".join(f"{PARTS[part]} (+{span(ms)})" for part, ms in told)
-        more = span(sum(ms for _, ms in told))
-        line(console, f"rank {slow.rank} takes {more} more of each step than the others: {why}", style="yellow")
+        line(console, slow_in_words(slow), style="yellow")
     if len(steps.slow) > SLOW_ROWS:
         line(console, f"… {len(steps.slow) - SLOW_ROWS:,} more slow ranks (--json lists all)", style="yellow")
+
+
+def in_words(steps: AllSteps) -> str:
+    """What a person wants to know first."""
+    times = f"p50 {span(steps.p50_ms)}, p95 {span(steps.p95_ms)}, p99 {span(steps.p99_ms)}, max {span(steps.max_ms)}"
+    shares = ", ".join(f"{name} {getattr(steps, f'share_{part}'):.0%}" for part, name in SHARES.items())
+    return f"{steps.per_second:.3g} steps/s: {times}; {shares}"
+
+
+def reasons(slow: SlowRank) -> tuple[float, str]:
+    """How much longer each step is for it, in ms, and with what, in words."""
+    # What is next to nothing of it would only be read as a reason.
+    told = [(part, ms) for part, ms in slow.parts.items() if ms >= TOLD * slow.ms]
+    return sum(ms for _, ms in told), ", ".join(f"{PARTS[part]} (+{span(ms)})" for part, ms in told)
+
+
+def slow_in_words(slow: SlowRank) -> str:
+    ms, why = reasons(slow)
+    return f"rank {slow.rank} takes {span(ms)} more of each step than the others: {why}"
 
 
 def _most_telling(steps: Steps) -> Sequence[RankSteps]:

@@ -26,6 +26,8 @@ from ddtrace_pytorch.runlog.fields import TOO_LARGE, integer, text
 # Of a group's waiting, as much as one rank has to be the reason of to be called late.
 MOST = 0.5
 
+COMPLETION = "completion"
+
 
 @dataclass
 class Lateness:
@@ -66,10 +68,13 @@ class Waiting:
 
     def add(self, rank: int, record: Mapping[str, Any]) -> None:
         """One `call` record of `rank`."""
-        key, took, operation = integer(record, "key"), integer(record, "duration"), text(record, "op")
-        if text(record, "source") != "completion" or operation not in ALL_WAIT_FOR_ALL:
-            return
-        if key is None or took is None or not 0 <= took < TOO_LARGE:
+        key, took = integer(record, "key"), integer(record, "duration")
+        if text(record, "source") == COMPLETION and key is not None and took is not None:
+            self.count(rank, text(record, "op"), key, took)
+
+    def count(self, rank: int, operation: str, key: int, took: int) -> None:
+        """One call of `rank` that took so long until it was complete."""
+        if operation not in ALL_WAIT_FOR_ALL or not 0 <= took < TOO_LARGE:
             return
         self._records += 1
         mine = self._took.get(rank)
@@ -88,6 +93,30 @@ class Waiting:
             mine[slot] = took
         else:
             self._spoilt.add(slot)
+
+    def pour(self, other: Waiting) -> None:
+        """Add the calls of other ranks, which come after those that are here."""
+        if not self._took:
+            self.__dict__ = other.__dict__
+            return
+        self._records += other._records
+        if self._slots == other._slots:
+            places = list(range(len(self._slots)))
+        else:
+            places = [other._slots.get(key, -1) for key in self._slots]
+        for slot, place in enumerate(places):
+            if place >= 0 and (place in other._spoilt or other._operations[place] != self._operations[slot]):
+                self._spoilt.add(slot)
+        for rank, took in other._took.items():
+            theirs = array("f", (took[place] if place >= 0 else math.nan for place in places))
+            mine = self._took.setdefault(rank, theirs)
+            if mine is not theirs:
+                # Two that were the same rank.
+                for slot, one in enumerate(theirs):
+                    if math.isnan(mine[slot]):
+                        mine[slot] = one
+                    elif not math.isnan(one):
+                        self._spoilt.add(slot)
 
     def told(self, group: str, name: str) -> Stragglers | None:
         """What came of it; None if no call could be joined."""

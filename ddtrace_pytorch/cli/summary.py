@@ -13,13 +13,17 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any
 
-from ddtrace_pytorch.cli import collectives, records, steps
 from ddtrace_pytorch.cli.choice import jobs_in, meant_attempts
 from ddtrace_pytorch.cli.collectives import Group
+from ddtrace_pytorch.cli.gathering import gather, of_each
+from ddtrace_pytorch.cli.progress import Progress, silent
 from ddtrace_pytorch.cli.records import Recorded
 from ddtrace_pytorch.cli.single_calls import SingleCall
+from ddtrace_pytorch.cli.slow_groups import SlowGroup, slow_among
+from ddtrace_pytorch.cli.stalls import Stall
 from ddtrace_pytorch.cli.steps import Steps
 from ddtrace_pytorch.cli.stragglers import Stragglers
+from ddtrace_pytorch.page.gathering import View
 from ddtrace_pytorch.runlog.fields import integer, mapping, text
 from ddtrace_pytorch.runlog.reader import RankLog, Scan, read
 from ddtrace_pytorch.settings import BadValue, RankChoice, rank_choice
@@ -85,7 +89,8 @@ class Attempt(Start):
     """A start in full; ranks as people write them: ``3, 7-9``. `collectives` are totals by group, and in `stragglers`
     is who waited for whom. `collectives_setting` is what DD_PYTORCH_COLLECTIVES was: several words where the ranks
     don't agree, empty where older versions didn't say. Of the `single_calls` told of one by one, as many as were asked
-    for are in `slowest_calls`. `recorded` is what the user's code said.
+    for are in `slowest_calls`. `slow_groups` talk more slowly than others like them. `recorded` is what the user's code
+    said. `stalls_uncounted` are records of stalls beyond the first thousand.
 
     A rank without a log is in `ranks_not_logged` if every log there is says that it was not to write one
     (DD_PYTORCH_LOG_RANKS), otherwise in `ranks_missing`.
@@ -103,8 +108,11 @@ class Attempt(Start):
     single_calls: int
     slowest_calls: list[SingleCall]
     stragglers: list[Stragglers]
+    slow_groups: list[SlowGroup]
     steps: Steps
     recorded: Recorded
+    stalls: list[Stall]
+    stalls_uncounted: int
     ranks: list[Rank]
 
 
@@ -184,11 +192,19 @@ class _RankFacts:
         )
 
 
-def summarise(found: Scan, job: str | None = None, attempt: str = "last", calls: int = 0) -> Report:
+def summarise(
+    found: Scan,
+    job: str | None = None,
+    attempt: str = "last",
+    calls: int = 0,
+    progress: Progress = silent,
+    views: dict[str, View] | None = None,
+) -> Report:
     """The report of one job in `found`: `job`, or the newest; `attempt`: ``last``, ``all``, a number or an incarnation.
 
     The beginning of a job's id or an incarnation is enough, where no other has it. Of single calls the `calls` slowest
-    are listed.
+    are listed. What there is for pictures and the diagnosis of each attempt is put into `views`, by incarnation, if
+    that is wanted.
 
     Raises:
         Refused: there is nothing to report, or no such job or attempt.
@@ -196,14 +212,20 @@ def summarise(found: Scan, job: str | None = None, attempt: str = "last", calls:
     here = jobs_in(found)
     chosen = here.meant(job)
     in_job = here.logs_of(chosen)
-    attempts = _attempts(in_job)
+    attempts = _attempts(in_job, progress)
     asked = [attempts[at] for at in meant_attempts(attempt, [one.incarnation for one in attempts], chosen)]
 
     for one in asked:
         logs = [log for log in in_job if log.incarnation == one.incarnation]
-        said = collectives.gather(logs, calls)
-        one.steps, one.recorded = steps.gather(logs), records.gather(logs)
+        view = View() if views is not None else None
+        gathered = gather(logs, calls, progress, view)
+        if views is not None and view is not None:
+            views[one.incarnation] = view
+        said = gathered.collectives
+        one.steps, one.recorded = gathered.steps, gathered.records
+        one.stalls, one.stalls_uncounted = gathered.stalls.told(), gathered.stalls.uncounted
         one.collectives, one.stragglers = said.groups, said.stragglers
+        one.slow_groups = slow_among(said.talks, one.duration_s or 0.0)
         one.single_calls, one.slowest_calls = said.single, said.slowest
 
     jobs = [_job(here.logs_of(id)) for id in here.ids]
@@ -230,12 +252,18 @@ def _job(logs: list[RankLog]) -> Job:
     )
 
 
-def _attempts(logs: list[RankLog]) -> list[Attempt]:
+def _facts(log: RankLog) -> _RankFacts:
+    facts = _RankFacts(log, log.identity)
+    for record in read(log, TYPES):
+        facts.add(record)
+    return facts
+
+
+def _attempts(logs: list[RankLog], progress: Progress) -> list[Attempt]:
     by_incarnation: dict[str, list[_RankFacts]] = {}
-    for log in logs:
-        facts = _RankFacts(log, log.identity)
-        for record in read(log, TYPES):
-            facts.add(record)
+    for done, (log, facts) in enumerate(zip(logs, of_each(_facts, logs), strict=True), 1):
+        log.notes = facts.log.notes
+        progress("looking", done, len(logs))
         by_incarnation.setdefault(log.incarnation, []).append(facts)
     in_time = sorted(by_incarnation.values(), key=lambda ranks: _least(facts.started for facts in ranks) or 0)
     return [_attempt(number, ranks) for number, ranks in enumerate(in_time, 1)]
@@ -286,8 +314,11 @@ def _attempt(number: int, facts: list[_RankFacts]) -> Attempt:
         single_calls=0,
         slowest_calls=[],
         stragglers=[],
+        slow_groups=[],
         steps=Steps(),
         recorded=Recorded(),
+        stalls=[],
+        stalls_uncounted=0,
         ranks=ranks,
     )
 

@@ -2,52 +2,40 @@
 
 from __future__ import annotations
 
-import gzip
-import os
 import sys
-import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import IO, cast
+from collections.abc import Sequence
 
 import click
 from rich.console import Console
 
 from ddtrace_pytorch.cli.choice import (
     NotThere,
-    Refused,
     attempt_option,
     job_option,
     jobs_in,
     meant_attempts,
     run_logs,
 )
+from ddtrace_pytorch.cli.output import STDOUT, NotWritable, written
+from ddtrace_pytorch.cli.progress import progress_bar
 from ddtrace_pytorch.cli.summary import compact
 from ddtrace_pytorch.cli.tables import line, size, span
 from ddtrace_pytorch.cli.terminal import console_on, visible
-from ddtrace_pytorch.runlog.reader import RankLog
+from ddtrace_pytorch.runlog.reader import RankLog, size_of
 from ddtrace_pytorch.settings import BadValue, rank_choice
 from ddtrace_pytorch.timeline import pftrace
 from ddtrace_pytorch.timeline.attempts import attempts_of
 from ddtrace_pytorch.timeline.chrome import Chrome
 from ddtrace_pytorch.timeline.clocks import Aligned
 from ddtrace_pytorch.timeline.crew import workers_for
-from ddtrace_pytorch.timeline.drawing import LIMIT, Asked, NoSuchSteps, Progress, Told, draw
+from ddtrace_pytorch.timeline.drawing import LIMIT, Asked, NoSuchSteps, Told, draw
 from ddtrace_pytorch.timeline.selection import COARSE, FINE, Steps
 from ddtrace_pytorch.timeline.sink import Format
 
-# Of gzip's 1 to 9: what is above is hardly smaller, and takes much longer.
-COMPRESSION = 4
-
-STDOUT = "-"
 JOB_ROWS = 10
 NOTE_ROWS = 20
 HOST_ROWS = 20
-
-
-class NotWritable(Refused):
-    exit_code = 1
 
 
 @click.command("timeline", short_help="A picture of what each rank did when, for ui.perfetto.dev.")
@@ -112,9 +100,9 @@ def timeline_command(
     logs = [(one.number if len(meant) > 1 else None, log) for one in meant for log in one.logs]
     logs = _of_ranks(logs, ranks, chosen)
 
-    with _output(output) as file:
+    with written(output) as file, progress_bar() as progress:
         try:
-            told = draw(logs, asked, written_as, file, workers_for(_size(logs)), _progress())
+            told = draw(logs, asked, written_as, file, workers_for(size_of(log for _, log in logs)), progress)
         except NoSuchSteps as error:
             raise NotThere(f"no such steps in job {chosen}: {error}") from None
         except OSError as error:
@@ -134,12 +122,6 @@ def _format(form: str) -> Format:
         return pftrace.Perfetto()
     except pftrace.NotInstalled as error:
         raise NotThere(str(error)) from None
-
-
-def _size(logs: Sequence[tuple[int | None, RankLog]]) -> int:
-    """Of the files together, as far as it can be told."""
-    paths = (path for _, log in logs for path in log.segments)
-    return sum(os.path.getsize(path) for path in paths if os.path.exists(path))
 
 
 def _steps(written: str | None, last: int | None) -> Steps:
@@ -228,48 +210,3 @@ def _many(many: int, word: str) -> str:
 def _nth(number: int) -> str:
     last = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}{last}"
-
-
-@contextmanager
-def _output(path: str) -> Iterator[IO[bytes]]:
-    """What `path` will be once all is written; until then, and if that fails, there is what was there before."""
-    if path == STDOUT:
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
-        return
-    folder, name = os.path.split(path)
-    try:
-        fd, unfinished = tempfile.mkstemp(prefix=f".{name[:100]}.", dir=folder or ".")
-    except OSError as error:
-        raise NotWritable(f"can't write {path}: {error.strerror or error}") from None
-    try:
-        with open(fd, "wb") as file:
-            if name.endswith(".gz"):
-                with gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=COMPRESSION) as packed:
-                    yield cast("IO[bytes]", packed)
-            else:
-                yield file
-        os.chmod(unfinished, 0o666 & ~_umask())
-        os.replace(unfinished, path)
-    except BaseException as error:
-        os.unlink(unfinished)
-        if isinstance(error, OSError):
-            raise NotWritable(f"can't write {path}: {error.strerror or error}") from None
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
-
-
-def _progress() -> Progress:
-    """Says on a terminal how far it is."""
-    if not sys.stderr.isatty():
-        return lambda what, done, of: None
-
-    def told(what: str, done: int, of: int) -> None:
-        click.echo(f"\r\x1b[K{what}: {done:,} of {of:,} logs" if done < of else "\r\x1b[K", nl=False, err=True)
-
-    return told

@@ -8,22 +8,28 @@ somebody else's data: no symbolic link is followed, nothing but regular files is
 from __future__ import annotations
 
 import gzip
+import io
 import os
-import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import IO, Any, cast
+from typing import Any
 
 from ddtrace_pytorch.runlog.fields import integer, mapping, text
 from ddtrace_pytorch.runlog.schema import SCHEMA_VERSION, SegmentName, decode, parse_name
 
-MAX_LINE = 16 * 1024 * 1024
+FIRST_BLOCK = 8 * 1024  # who wrote a file is in its first lines, and often all that is asked
+BLOCK = 256 * 1024
+MAX_LINE = 16 * 1024 * 1024  # what is longer is no record, and not held in memory
 IDENTITY_WITHIN = 64  # lines; a disk that was full when the file began leaves damaged ones before it
 
-_TYPE = re.compile(rb'\{"type":"(\w+)"')
+_BEGINNING = b'{"type":"'
+_OF_TYPE = _BEGINNING + b'%s"'
+
+# What a line begins with that was too long; it is no JSON.
+_DAMAGED = b"\0"
 
 
 @dataclass
@@ -93,49 +99,45 @@ def scan(directory: str, beside: Callable[[str], bool] = lambda name: False) -> 
     return found
 
 
-def read(
-    log: RankLog, types: Collection[str] | None = None, look: Callable[[bytes, bytes], bool] | None = None
-) -> Iterator[dict[str, Any]]:
+# Is given whole lines, without their ends; gives those that are to be parsed.
+Sift = Callable[[list[bytes]], Iterable[bytes]]
+
+
+def read(log: RankLog, types: Collection[str] | None = None, sift: Sift | None = None) -> Iterator[dict[str, Any]]:
     """The records of `log` in the order they were written, one at a time; only those of `types` if given.
 
-    Lines of other types are passed over without parsing them; of the rest, `look` is given each whole line and its
-    type, and says whether to parse it. Adds to ``log.notes`` what could not be read.
+    Lines of other types are passed over without parsing them; of the rest, `sift` says which are parsed. Adds to
+    ``log.notes`` what could not be read.
     """
     for path in log.segments:
-        yield from read_file(path, log.notes, types, look)
+        yield from read_file(path, log.notes, types, sift)
 
 
 def read_file(
-    path: str,
-    notes: list[str],
-    types: Collection[str] | None = None,
-    look: Callable[[bytes, bytes], bool] | None = None,
+    path: str, notes: list[str], types: Collection[str] | None = None, sift: Sift | None = None
 ) -> Iterator[dict[str, Any]]:
     """The records of one file, plain or compressed; never raises for what is in it."""
-    wanted = {word.encode() for word in types or ()}
+    wanted = tuple(_OF_TYPE % word.encode() for word in types or ())
     label = os.path.join(*path.split(os.sep)[-2:])
-    damaged = read = 0
+    damaged = passed = 0
     empty, truncated = True, False
     try:
         with _open(path) as file:
-            while line := file.readline(MAX_LINE):  # what is longer is no record, and comes in damaged parts
-                empty, truncated = False, not line.endswith(b"\n")
-                kind = _TYPE.match(line) if (wanted or look) and not truncated else None
-                if kind is not None and (
-                    (wanted and kind[1] not in wanted) or (look is not None and not look(kind[1], line))
-                ):
-                    read += 1
-                    continue
-                record = decode(line)
-                if record is None:
-                    damaged += not truncated
-                    continue
-                truncated = False
-                read += 1
-                if types is None or record["type"] in types:
-                    yield record
+            for lines, whole in _lines(file):
+                empty = False
+                passed += len(lines)
+                if whole and wanted:
+                    lines = [line for line in lines if line.startswith(wanted) or not line.startswith(_BEGINNING)]
+                for line in sift(lines) if whole and sift is not None else lines:
+                    record = decode(line)
+                    if record is None:
+                        passed -= 1
+                        damaged += whole
+                        truncated = not whole
+                    elif types is None or record["type"] in types:
+                        yield record
     except (EOFError, zlib.error, gzip.BadGzipFile):
-        notes.append(f"{label} is cut short or damaged: {_plural(read, 'record')} before that")
+        notes.append(f"{label} is cut short or damaged: {_plural(passed, 'record')} before that")
     except OSError as error:
         notes.append(f"{label} could not be read: {error.strerror or error}")
     else:
@@ -147,13 +149,35 @@ def read_file(
         notes.append(f"skipped the last line of {label}, which is cut short")
 
 
+def _lines(file: io.BufferedReader | gzip.GzipFile) -> Iterator[tuple[list[bytes], bool]]:
+    """The lines of `file`, many at a time, without their ends; at last the one that has no end, which is not whole."""
+    begun = b""
+    size = FIRST_BLOCK
+    while block := file.read1(size):
+        size = BLOCK
+        lines = block.split(b"\n")
+        lines[0] = begun + lines[0]
+        begun = lines.pop()
+        if len(begun) > MAX_LINE:
+            begun = _DAMAGED
+        yield lines, True
+    if begun:
+        yield [begun], False
+
+
+def size_of(logs: Iterable[RankLog]) -> int:
+    """Bytes of the files together, as far as it can be told."""
+    paths = (path for log in logs for path in log.segments)
+    return sum(os.path.getsize(path) for path in paths if os.path.exists(path))
+
+
 @contextmanager
-def _open(path: str) -> Iterator[IO[bytes]]:
+def _open(path: str) -> Iterator[io.BufferedReader | gzip.GzipFile]:
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(fd, "rb") as file:
         if path.endswith(".gz"):
             with gzip.GzipFile(fileobj=file) as unpacked:
-                yield cast("IO[bytes]", unpacked)
+                yield unpacked
         else:
             yield file
 

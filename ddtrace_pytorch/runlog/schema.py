@@ -9,61 +9,7 @@ Every record is one line of RFC 8259 JSON in ASCII, ended by ``\\n``, with at le
 ``ts``    when it happened or was over: nanoseconds since the epoch, on a clock that never jumps
 ========  ==========================================================================================
 
-and by type
-
-============  =======================================================================================
-``identity``  who this rank is: first line of every segment. A later one adds to what is known.
-              ``schema`` (this module's version), ``mono`` (monotonic ns at ``ts``), ``rank``,
-              ``world_size``, ``host``, ``node``, ``pid``, ``source`` (DD_PYTORCH_SOURCE), ``metadata``
-              (DD_PYTORCH_LOG_METADATA), ``segment`` (0, 1, …),
-              ``log_ranks`` (the text of DD_PYTORCH_LOG_RANKS: which ranks write a log at all),
-              ``collectives`` (DD_PYTORCH_COLLECTIVES),
-              ``job`` {``id``, ``source``, ``attempt`` (null: unknown), ``incarnation``, ``launcher``,
-              ``ids``}, ``device`` (its tags: ``device.id``, …; null: not known yet), ``tags`` (all of the rank span),
-              ``versions`` {``ddtrace_pytorch``, ``ddtrace``, ``torch``, ``python``}
-``span``      ``name``, ``resource``, ``service``, ``trace_id`` (32 hex digits), ``span_id`` and
-              ``parent_id`` (decimal text; null: no parent), ``start`` (ns since the epoch),
-              ``duration`` (ns), ``error`` (0 or 1), ``tags``, ``metrics``, ``links`` [{``trace_id``,
-              ``span_id``, ``why``}]. Written once, when the span is finished: what is known of an open one is in
-              ``identity``, and that it is open in ``beat``.
-``user_span`` a stretch of the user's code: ``name``, ``start``, ``duration`` (ns), ``id`` (decimal text),
-              ``attributes`` and, if it failed, ``error`` {``type``, ``message``, ``stack``}
-``event``     a moment in the user's code: ``name``, ``attributes``. Those without ``seq`` are our own: ``name``,
-              ``tags``
-``scalar``    numbers of the user's: ``metrics``, and in ``types`` {name: type and shape} what was no number
-              All three have what there is of ``seq`` (counts this process' records of these three types; a gap is what
-              was dropped), ``step``, ``relative_step`` (since the training was begun or resumed), ``step_tags``,
-              ``at`` (file:line:function), ``thread`` (its name), ``task`` (a number for the asyncio task) and
-              ``parent`` (the ``id`` of the ``user_span`` around it)
-``step``      one training step: ``step`` (its number), ``relative_step`` (since the training was begun or resumed),
-              ``start``, ``duration`` (ns), ``metrics`` (what isn't there is 0): of the duration ``data_ns`` went into
-              waiting for batches, ``collective_ns`` into collectives, ``optimizer_ns`` into optimizers without these,
-              and ``gc_ns`` into collecting garbage, in any of the others; ``device.memory.allocated`` and ``.peak``
-              (bytes); ``tags`` that it was given; ``first`` (true: of its session); ``unfinished`` (true: the rank
-              ended in the middle of it)
-``call``      one sampled collective: ``op``, ``group`` (torch's name), ``key`` (its number there; both are the same
-              on every rank of the group), ``start``, ``duration`` (ns), ``bytes``, ``source`` (what the duration is:
-              ``completion`` of the collective, or ``issue`` of the call alone), ``step`` in which it was, if known
-``summary``   totals since the last one: ``name``, ``resource``, ``start`` (ns; they end at ``ts``), ``tags``,
-              ``metrics``. Of collectives (``pytorch.collectives``) one for each operation, group and ``how``
-              (``waited``: for completion; ``issued``: and perhaps waited for later; ``native``: by torch's C++ side,
-              without times), with ``buckets`` {``"b"``: calls that took less than 2**b ns, and at least half of
-              that}; and without these two one of the operation ``unseen``, the difference between what torch launched
-              and what was seen on a group. ``collective.group_launched`` and ``collective.group_seen`` alone are not
-              since the last one but since the session began, and so is what is ``unseen``. Of the steps
-              (``pytorch.steps``) there is one.
-``beat``      the rank was alive: ``seq`` (1, 2, …), ``steps`` so far and, if they are counted, ``calls`` (collectives
-              so far) and ``groups`` {name: [``entered``, ``completed``, what it is in or null, since when]}, which are
-              as in ``state``
-``state``     all that a rank says of itself (:class:`ddtrace_pytorch.stalls.roll.RankState`), in ``state``: where a
-              collective raised or takes too long, at an end by an exception (``frames``: where that was raised), and of
-              a rank that was killed the last that it left; ``why``: ``raised``, ``stall``, ``exception`` or ``killed``
-``verdict``   who a stall waits for: ``kind``, ``detail`` (of a mismatch), ``ranks``, ``doing``, ``moves`` (they are
-              only late), ``group`` (its label), ``op``, ``key``, ``message``, ``tags``, ``waiting`` (ranks), ``usual``
-              (of a mismatch, the others' call) and ``culprits`` [{``rank``, ``kind``, ``doing``, ``frames``, …}]
-``drop``      what is *not* in this log: ``reason``, ``count`` (records, exact, since the last drop record of
-              that reason), ``bytes`` (their size, 0 where it isn't known). The sum over a log is the truth.
-============  =======================================================================================
+and the fields of its type, :data:`RECORDS`; what they mean is in docs/run-log.md.
 
 JSON has no NaN: a float that is not finite is written as the text ``"NaN"``, ``"Infinity"`` or ``"-Infinity"``, and
 :func:`decode` turns these back into floats inside ``metrics``, whose values are always numbers. A value that JSON
@@ -83,6 +29,27 @@ SCHEMA_VERSION = 1
 
 MAX_DEPTH = 8
 MAX_INT_BITS = 4096  # beyond some 4,300 digits Python itself refuses to read an integer back
+
+# What records of each type may have, besides ``type`` and ``ts``.
+_STAMP = ("seq", "step", "relative_step", "step_tags", "at", "thread", "task", "parent")
+RECORDS: Mapping[str, frozenset[str]] = {
+    kind: frozenset((*fields.split(), *stamp))
+    for kind, fields, stamp in (
+        ("identity", "schema mono rank world_size host node pid source metadata segment log_ranks collectives job "
+                     "device tags versions", ()),
+        ("step", "step relative_step start duration metrics tags first unfinished", ()),
+        ("user_span", "name start duration id attributes error", _STAMP),
+        ("event", "name attributes tags", _STAMP),
+        ("scalar", "metrics types", _STAMP),
+        ("call", "op group key start duration bytes source step", ()),
+        ("summary", "name resource start tags metrics how buckets", ()),
+        ("span", "name resource service trace_id span_id parent_id start duration error tags metrics links", ()),
+        ("beat", "seq steps calls groups", ()),
+        ("state", "why state", ()),
+        ("verdict", "kind detail ranks doing moves group op key usual waiting message culprits tags", ()),
+        ("drop", "reason count bytes", ()),
+    )
+}  # fmt: skip
 
 _from_text = json.JSONDecoder().raw_decode
 

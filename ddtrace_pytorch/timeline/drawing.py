@@ -20,7 +20,7 @@ from ddtrace_pytorch.timeline.clocks import Aligned, Call, Ends, align
 from ddtrace_pytorch.timeline.crew import each
 from ddtrace_pytorch.timeline.lanes import InTurn, pack
 from ddtrace_pytorch.timeline.marks import Count, Mark, Moment, Slice, span_times
-from ddtrace_pytorch.timeline.quick import sieve
+from ddtrace_pytorch.timeline.quick import LeftOut, sieve
 from ddtrace_pytorch.timeline.selection import ALL_STEPS, Steps, Thinning, Window, call_of, thinning_for
 from ddtrace_pytorch.timeline.sink import Format, Line, Out, Sink
 from ddtrace_pytorch.timeline.survey import Surveyed, survey
@@ -40,7 +40,7 @@ THREAD_ITSELF = -1
 LINE_BITS = 20
 
 # So many ends of collectives are taken of one rank to put its clock right.
-ENDS_OF_A_RANK = 2_000
+ENDS_OF_A_RANK = 200
 
 Progress = Callable[[str, int, int], None]
 
@@ -69,9 +69,9 @@ class _Part:
     outside: Counter[str] = field(default_factory=Counter)
     thinned: Counter[str] = field(default_factory=Counter)
 
-    def leave_out(self, kind: str, why: str) -> None:
-        self.read[kind] += 1
-        (self.outside if why == "outside" else self.thinned)[kind] += 1
+    def leave_out(self, kind: str, why: str, many: int = 1) -> None:
+        self.read[kind] += many
+        (self.outside if why == "outside" else self.thinned)[kind] += many
 
 
 @dataclass
@@ -108,20 +108,9 @@ class _Rank:
     window: Window | None
     thinning: Thinning
 
-    def read(self, types: Collection[bytes], told: _Part | None = None) -> Iterator[dict[str, Any]]:
-        """The records of `types` (all, if there are none), without those that needn't be parsed to be left out."""
-        words = [kind.decode() for kind in types] or None
-        if self.window is None and self.thinning == Thinning():
-            return read(self.log, words)
-        sifted = sieve(self.window, self.thinning)
-
-        def look(kind: bytes, line: bytes) -> bool:
-            why = sifted(kind, line)
-            if why and told is not None:
-                told.leave_out(kind.decode(), why)
-            return not why
-
-        return read(self.log, words, look)
+    def read(self, types: Collection[str] | None, left_out: LeftOut) -> Iterator[dict[str, Any]]:
+        """The records of `types` (None: all), without those that needn't be parsed to be left out; they are counted."""
+        return read(self.log, types, sieve(self.window, self.thinning, left_out))
 
     @property
     def log(self) -> RankLog:
@@ -259,7 +248,7 @@ def _windows(surveyed: Sequence[Surveyed], wanted: Steps, offsets: Mapping[str, 
 
 
 def _starts(rank: _Rank) -> Iterator[tuple[Where, int, int]]:
-    for record in rank.read((b"call", b"span")):
+    for record in rank.read(("call", "span"), Counter()):
         called, times = call_of(record), span_times(record)
         if called is not None and times is not None and rank.draws(record):
             group, number = called
@@ -297,11 +286,12 @@ def _draw_rank(rank: _Rank, arrows: OfRank, sink: Sink) -> _Part:
     told = _Part(notes=rank.log.notes)
     sink.process(rank.number, rank.title, rank.number)
     lines = _Lines(sink, rank.number)
-    threads = _packed(rank) if b"user_span" in rank.surveyed.lines else {}
+    threads = _packed(rank) if b"user_span" in rank.surveyed.tallies else {}
     # A job that still runs writes while this reads.
     later = InTurn(LATER)
     in_turn: dict[str, InTurn] = {}
-    for record in rank.read((), told):
+    left_out: LeftOut = Counter()
+    for record in rank.read(None, left_out):
         kind = record["type"]
         if rank.window is not None and record not in rank.window:
             told.leave_out(kind, "outside")
@@ -324,6 +314,8 @@ def _draw_rank(rank: _Rank, arrows: OfRank, sink: Sink) -> _Part:
             _put(mark, lane, point, rank, lines)
             point = None
         told.drawn[kind] += 1
+    for (kind, why), many in left_out.items():
+        told.leave_out(kind, why, many)
     sink.close()
     return told
 
@@ -358,7 +350,7 @@ def _packed(rank: _Rank) -> dict[str, deque[int]]:
     starts: dict[str, array[int]] = {}
     ends: dict[str, array[int]] = {}
     owners: dict[str, array[int]] = {}
-    for record in rank.read((b"user_span",)):
+    for record in rank.read(("user_span",), Counter()):
         times = span_times(record)
         if record["type"] != "user_span" or times is None or not rank.draws(record):
             continue

@@ -8,47 +8,68 @@ of the record. Where that is not certain the line is parsed.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections import Counter
 
+from ddtrace_pytorch.runlog.reader import Sift
 from ddtrace_pytorch.timeline.selection import COARSE, Thinning, Window
 
-# In the order in which records are written. A quotation mark inside of text is escaped, so that none of these is found
-# in it; where a record holds names of the user's, what comes before the number says that it isn't one of theirs.
-_NUMBER = {
-    b"step": re.compile(rb'\{"type":"step","ts":\d+,"step":(\d+),'),
-    b"beat": re.compile(rb'\{"type":"beat","ts":\d+,"seq":(\d+)[,}]'),
-    b"scalar": re.compile(rb'\},"step":(\d+)[,}]'),
-    b"user_span": re.compile(rb'\{"type":"user_span","ts":\d+,"name":"(?:[^"\\]|\\.)*","seq":\d+,"step":(\d+)[,}]'),
-    b"call": re.compile(rb'"key":(\d+)[,}]'),
+# By type, what is before and after the number, in the order in which records are written. A quotation mark inside of
+# text is escaped, so that none of these is found in it.
+_TEXT = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
+_AROUND = {
+    "call": (rb'"op":' + _TEXT + rb',"group":' + _TEXT + rb',"key":', b"[,}]"),
+    "step": (rb'"step":', b","),
+    "user_span": (rb'"name":' + _TEXT + rb',"seq":\d+,(?:"attributes":\{[^{}]*\},)?"step":', b"[,}]"),
+    "scalar": (rb'(?:"seq":\d+,)?"metrics":\{[^{}]*\},(?:"types":\{[^{}]*\},)?"step":', b"[,}]"),
+    "beat": (rb'"seq":', b"[,}]"),
 }
-_OF_A_STEP = (b"step", b"scalar", b"user_span")
+KINDS = tuple(_AROUND)
+_OF_A_STEP = ("step", "scalar", "user_span")
+_NUMBERED = re.compile(
+    rb'\{"type":"(?:' + b"|".join(
+        kind.encode() + rb'","ts":\d+,' + before + rb"(\d{1,19})" + after for kind, (before, after) in _AROUND.items()
+    ) + b")"
+)  # fmt: skip
 _FAILED = b'"error":'
+_END = ord("}")
 
 
-def number_of(kind: bytes, line: bytes) -> int | None:
+def number_of(line: bytes) -> int | None:
     """What a line is counted by; None if that isn't certain."""
-    pattern = _NUMBER.get(kind)
-    found = pattern.search(line) if pattern is not None else None
-    return int(found[1]) if found is not None and len(found[1]) < 20 and line.endswith(b"}\n") else None
+    found = _NUMBERED.match(line)
+    return int(found[found.lastindex or 0]) if found is not None and line[-1] == _END else None
 
 
-def sieve(window: Window | None, thinning: Thinning) -> Callable[[bytes, bytes], str]:
-    """What says of a line's type and the line that it is ``outside`` of the window or ``thinned`` out; else nothing."""
-    every = {
-        kind: thinning.coarse if kind.decode() in COARSE else thinning.fine for kind in _NUMBER
-    }  # fmt: skip
+# How many lines, by their type and why they are left out: ``outside`` of the window, or ``thinned`` out.
+LeftOut = Counter[tuple[str, str]]
 
-    def look(kind: bytes, line: bytes) -> str:
-        number = number_of(kind, line)
-        if number is None:
-            return ""
-        if window is not None:
-            if kind not in _OF_A_STEP:
-                return ""
-            if number not in window.steps:
-                return "outside"
-        if number % every[kind] and not (kind == b"user_span" and _FAILED in line):
-            return "thinned"
-        return ""
 
-    return look
+def sieve(window: Window | None, thinning: Thinning, left_out: LeftOut) -> Sift | None:
+    """What takes out the lines that needn't be drawn, and counts them in `left_out`; None if all have to be."""
+    if window is None and thinning == Thinning():
+        return None
+    every = [1, *(thinning.coarse if kind in COARSE else thinning.fine for kind in KINDS)]
+    within = [None, *(window.steps if window is not None and kind in _OF_A_STEP else None for kind in KINDS)]
+    # Of a window only what says its step: when the rest was says the whole record.
+    sure = [False, *(window is None or kind in _OF_A_STEP for kind in KINDS)]
+    match, span = _NUMBERED.match, KINDS.index("user_span") + 1
+
+    def sift(lines: list[bytes]) -> list[bytes]:
+        kept, outside, thinned = [], [0] * len(every), [0] * len(every)
+        for line in lines:
+            found = match(line)
+            if found is not None and line[-1] == _END:
+                kind = found.lastindex or 0
+                number, steps = int(found[kind]), within[kind]
+                if steps is not None and number not in steps:
+                    outside[kind] += 1
+                    continue
+                if number % every[kind] and sure[kind] and not (kind == span and _FAILED in line):
+                    thinned[kind] += 1
+                    continue
+            kept.append(line)
+        left_out.update({(kind, "outside"): many for kind, many in zip(KINDS, outside[1:], strict=True) if many})
+        left_out.update({(kind, "thinned"): many for kind, many in zip(KINDS, thinned[1:], strict=True) if many})
+        return kept
+
+    return sift

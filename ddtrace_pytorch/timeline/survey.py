@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+import re
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from ddtrace_pytorch.collectives.surface import ALL_WAIT_FOR_ALL
 from ddtrace_pytorch.runlog.fields import integer, mapping, text
-from ddtrace_pytorch.runlog.reader import RankLog, read
+from ddtrace_pytorch.runlog.reader import RankLog, Sift, read
 from ddtrace_pytorch.timeline.clocks import Call, Ends
 from ddtrace_pytorch.timeline.marks import span_times
 from ddtrace_pytorch.timeline.quick import number_of
@@ -21,26 +22,30 @@ TRAINER = "trainer"
 GROWTH = {b"step": 2.2, b"scalar": 1.6, b"call": 2.0, b"beat": 1.3}
 EVENT = 60
 
+_TYPE = re.compile(rb'\{"type":"(\w+)"')
+
+# In the lines of calls that may be of those that are waited for.
+_COMPLETE, _BARRIER = b'"source":"completion"', b'"op":"barrier"'
+
 _FINE = frozenset(word.encode() for word in FINE)
 _COARSE = frozenset(word.encode() for word in COARSE)
 
 
 @dataclass
 class Surveyed:
-    """`lines` and `bytes` of each type of record."""
+    """`tallies` are the lines of each type of record, and their bytes."""
 
     log: RankLog
     identity: dict[str, Any]
     steps: StepTimes
-    lines: Counter[bytes] = field(default_factory=Counter)
-    bytes: Counter[bytes] = field(default_factory=Counter)
+    tallies: dict[bytes, list[int]] = field(default_factory=dict)
 
     def weight(self) -> tuple[float, float, float]:
         """Bytes that its picture will take: of what is thinned first, of what is thinned later, of all else."""
         weights = {"fine": 0.0, "coarse": 0.0, "fixed": 0.0}
-        for kind, size in self.bytes.items():
+        for kind, (lines, size) in self.tallies.items():
             sort = "fine" if kind in _FINE else "coarse" if kind in _COARSE else "fixed"
-            weights[sort] += size * GROWTH.get(kind, 1.0) + EVENT * self.lines[kind]
+            weights[sort] += size * GROWTH.get(kind, 1.0) + EVENT * lines
         return weights["fine"], weights["coarse"], weights["fixed"]
 
     @property
@@ -98,15 +103,7 @@ def survey(log: RankLog, wanted: Steps, ends: Ends | None) -> Surveyed:
 
 
 def _calls(one: Surveyed, ends: Ends | None) -> Iterator[tuple[Call, int]]:
-    lines, sizes = one.lines, one.bytes
-    types = {b"identity"} | (set() if one.steps.wanted.all else {b"step"}) | (set() if ends is None else {b"call"})
-
-    def look(kind: bytes, line: bytes) -> bool:
-        lines[kind] += 1
-        sizes[kind] += len(line)
-        return kind in types and not (ends is not None and kind == b"call" and ends.passes(number_of(kind, line)))
-
-    for record in read(one.log, look=look):
+    for record in read(one.log, sift=_counting(one, ends)):
         if record["type"] == "identity":
             one.identity = {**one.identity, **{name: said for name, said in record.items() if said is not None}}
             continue
@@ -122,6 +119,34 @@ def _calls(one: Surveyed, ends: Ends | None) -> Iterator[tuple[Call, int]]:
         if called is not None and _waited_for(text(record, "op"), text(record, "source")):
             group, number = called
             yield ((one.log.incarnation, group), number), times[1]
+
+
+def _counting(one: Surveyed, ends: Ends | None) -> Sift:
+    """What counts the lines of each type, and has those parsed that are needed: of calls, whose ends are kept."""
+    tallies = one.tallies
+    parsed = {b"identity"} | (set() if one.steps.wanted.all else {b"step"})
+
+    def sift(lines: list[bytes]) -> Iterator[bytes]:
+        for line in lines:
+            found = _TYPE.match(line)
+            if found is None:
+                yield line
+                continue
+            kind = found[1]
+            tally = tallies.get(kind)
+            if tally is None:
+                tally = tallies[kind] = [0, 0]
+            tally[0] += 1
+            tally[1] += len(line)
+            if kind in parsed or (
+                ends is not None
+                and kind == b"call"
+                and (_COMPLETE in line or _BARRIER in line)
+                and not ends.passes(number_of(line))
+            ):
+                yield line
+
+    return sift
 
 
 def _waited_for(operation: str, source: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import shutil
@@ -218,7 +219,26 @@ def test_a_short_job_names_the_slow_loader_and_tells_start_up_and_evaluation_apa
     assert recorded["events"] == [{"name": "evaluated", "count": 4}, {"name": "ready", "count": 2}]
     assert [(one["op"], one["count"]) for one in recorded["checkpoints"]] == [("torch.save", 6), ("torch.load", 2)]
     shown = CliRunner().invoke(cli, ["report", str(log)]).output
-    assert re.search(r"rank 1 takes \S+ more of each step than the others: data loading \(\+\S+\)", shown), shown
+    slow_loader = r"rank 1 takes \S+ more of each step than the others: data loading \(\+\S+\)"
+    assert re.search(slow_loader, shown), shown
+    together = attempt["steps"]["all"]
+    assert together["steps"] == 20
+    assert together["share_data"] > 0.2
+
+    written = CliRunner().invoke(cli, ["report", str(log), "--html", str(tmp_path / "page.html")])
+    assert written.exit_code == 0, written.output
+    page = (tmp_path / "page.html").read_text()
+    assert "All ranks ended well (ranks 0-1 destroyed)." in page
+    assert re.search(slow_loader, page)
+    drawn = json.loads(page.partition('<script type="application/json" id="pictures">')[2].partition("</script>")[0])
+    heat, matrix = drawn["heat-1"], drawn["matrix-1"]
+    assert heat["rows"] == matrix["blocks"] == [[0], [1]]
+    assert heat["columns"] > 20
+    # DistributedDataParallel's own all_reduce goes both ways, as much.
+    levels = base64.b64decode(matrix["levels"])
+    assert levels[0] == levels[3] == 0
+    assert levels[1] == levels[2] > 0
+    assert '<figcaption>loss</figcaption>' in page
 
 
 def test_a_job_with_collectives_off_says_so_and_one_with_all_lists_the_slowest(jobs: Jobs, tmp_path: Path) -> None:

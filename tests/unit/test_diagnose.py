@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from harness.dead import leave_last_words
 from harness.log import records
 from harness.stalls.verdicts import Given, afterwards
-from harness.story import BROKEN, CLOSED, SECOND, T0, Record, at, beats, ended, raised, state_of, stated
+from harness.story import BROKEN, CLOSED, SECOND, Record, at, beats, ended, raised, state_of, stated
 
 from ddtrace_pytorch.aftermath import Teller
 from ddtrace_pytorch.cli.main import cli
@@ -25,13 +26,9 @@ from ddtrace_pytorch.collectives.flight_recorder import Entry, entry_of
 from ddtrace_pytorch.runlog.schema import encode
 from ddtrace_pytorch.runlog.writer import log_directory
 from ddtrace_pytorch.settings import load
-from ddtrace_pytorch.spans import SpanRecord
 from ddtrace_pytorch.stalls import places
 from ddtrace_pytorch.stalls.agreement import compare
-from ddtrace_pytorch.stalls.last_words import Identity, LastWords
 from ddtrace_pytorch.stalls.recovery import Fate, recover
-from ddtrace_pytorch.stalls.roll import Life
-from ddtrace_pytorch.stalls.state_file import STATE, StateFile, pieces
 
 INCARNATION = "20260921T141320Z-00000001"
 KILLED = stated(state_of(1, 41, 20, frames=("/job/train.py:24 load",), step=7, doing="data"), "killed")
@@ -352,19 +349,7 @@ def test_dumps_of_another_attempt_are_left_alone(killed: Path) -> None:
 @pytest.fixture
 def left(tmp_path: Path) -> Path:
     """A state directory with the last words of rank 1, which is dead."""
-    span = SpanRecord("pytorch.rank", "rank 1", "pytorch", 2**100, 5, None, T0, 20 * SECOND, {}, {})
-    state = replace(state_of(1, 41, 20, frames=("/job/train.py:24 load",)), pid=101, life=Life.ALIVE)
-    host = os.uname().nodename
-    words = LastWords(Identity("4242", INCARNATION, 0, 1, 4, host, places.BOOT, str(tmp_path)), state, span)
-    folder = places.folder(places.roots(str(tmp_path / "state"))[0], "4242", INCARNATION)
-    file = StateFile(folder, places.name(1))
-    file.remove()
-    os.makedirs(folder)
-    data = bytearray(64 * 1024)
-    for offset, piece in pieces(1, words.encode(20_000)):
-        data[offset : offset + len(piece)] = piece
-    (Path(folder) / (places.name(1) + STATE)).write_bytes(data)
-    (Path(folder) / (places.name(1) + ".lock")).touch()
+    leave_last_words(tmp_path / "state", 1, tmp_path, pid=101, incarnation=INCARNATION)
     return tmp_path / "state"
 
 

@@ -57,6 +57,11 @@ def test_wheel_holds_every_module_and_its_type_marker(wheel: zipfile.ZipFile) ->
     assert "ddtrace_pytorch/py.typed" in packed
 
 
+def test_wheel_holds_what_the_page_of_a_report_is_made_of(wheel: zipfile.ZipFile) -> None:
+    for name in ("ddtrace_pytorch/page/page.css", "ddtrace_pytorch/page/page.js"):
+        assert wheel.read(name) == (ROOT / name).read_bytes()
+
+
 def test_wheel_holds_the_part_in_c_for_this_python_alone(wheel: zipfile.ZipFile) -> None:
     built = [name for name in wheel.namelist() if name.endswith(".so")]
     assert built == ["ddtrace_pytorch/collectives/_counting" + str(sysconfig.get_config_var("EXT_SUFFIX"))]

@@ -114,6 +114,17 @@ def test_what_a_slow_rank_takes_longer_adds_up() -> None:
     )
 
 
+def test_communication_is_the_reason_where_steps_are_longer_and_their_own_part_is_not(tmp_path: Path) -> None:
+    for rank in range(3):
+        slow = 30 * (rank == 2)
+        write(tmp_path, rank, [step(n, 100 + slow, data=5, collective=20 + slow, optimizer=5) for n in range(1, 21)])
+    assert "rank 2 takes 30ms more of each step than the others: communication (+30ms)" in report(tmp_path)
+    (attempt,) = json.loads(report(tmp_path, "--json"))["attempts"]
+    assert [(one["rank"], one["part"], one["ms"]) for one in attempt["steps"]["slow"]] == [
+        (2, "collective", pytest.approx(30))
+    ]
+
+
 def test_the_first_step_says_nothing_about_the_others(tmp_path: Path) -> None:
     for rank in (0, 1):
         own = {"data": 30 * rank, "collective": 30 * (1 - rank)}
@@ -133,7 +144,7 @@ def test_the_first_step_says_nothing_about_the_others(tmp_path: Path) -> None:
 def test_what_is_piped_is_not_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, 0, [step(n, 123.4, data=60, collective=1, optimizer=5) for n in range(1, 101)])
     monkeypatch.delenv("COLUMNS", raising=False)
-    header = next(one for one in report(tmp_path).splitlines() if "p95" in one)
+    header = next(one for one in report(tmp_path).splitlines() if "Optim." in one)
     assert header.split() == "Rank Steps First Per s p50 p95 Max Data Collect. Optim. Compute".split()
 
 

@@ -504,19 +504,30 @@ def test_sixty_four_processes_make_few_system_calls_each(tmp_path):
         def run(rank):
             opened = []
             sys.addaudithook(lambda event, args: event in ("open", "os.listdir", "os.mkdir") and opened.append(event))
+            looked = {name: 0 for name in ("stat", "lstat", "fstat", "fsync", "fdatasync", "sync")}
+            def counting(name, function):
+                def call(*args, **more):
+                    looked[name] += 1
+                    return function(*args, **more)
+                return call
+            for name in looked:
+                setattr(os, name, counting(name, getattr(os, name)))
             log = RunLogWriter(RunLogFile(sys.argv[1], rank, lambda: {"ts": 1, "rank": rank}, 2**20))
             fields = lambda: dict(line.split(": ") for line in os.read(io, 4096).decode().splitlines())
             io = os.open("/proc/self/io", os.O_RDONLY)
             before = fields()
             os.lseek(io, 0, 0)
             opened.clear()
+            looked |= dict.fromkeys(looked, 0)
             for beat in range(10):
                 for n in range(100):
                     log.queue.put({"type": "event", "ts": 1, "seq": beat * 100 + n})
                 log.flush()
             log.close()
             after = fields()
-            os.write(1, (json.dumps([rank, len(opened), int(after["syscw"]) - int(before["syscw"])]) + "\\n").encode())
+            synced = sum(looked.pop(name) for name in ("fsync", "fdatasync", "sync"))
+            told = [rank, len(opened), int(after["syscw"]) - int(before["syscw"]), sum(looked.values()), synced]
+            os.write(1, (json.dumps(told) + "\\n").encode())
         children = []
         for rank in range(64):
             pid = os.fork()
@@ -530,9 +541,11 @@ def test_sixty_four_processes_make_few_system_calls_each(tmp_path):
     out, _ = process.communicate(timeout=100)
     assert process.returncode == 0
     counts = [json.loads(line) for line in out.splitlines()]
-    assert sorted(rank for rank, _, _ in counts) == list(range(64))
-    assert max(opens for _, opens, _ in counts) <= 4
-    assert {writes for _, _, writes in counts} == {10}
+    assert sorted(rank for rank, *_ in counts) == list(range(64))
+    assert max(opens for _, opens, *_ in counts) <= 4
+    assert {writes for _, _, writes, *_ in counts} == {10}
+    assert max(stats for *_, stats, _ in counts) <= 2 * 10 + 4
+    assert {synced for *_, synced in counts} == {0}
     found = scan(str(tmp_path))
     assert [log.rank for log in found.logs] == list(range(64))
     assert {sum(record["type"] == "event" for record in read(log)) for log in found.logs} == {1000}
@@ -843,7 +856,7 @@ def test_asking_for_some_types_gives_what_filtering_gives(tmp_path):
     assert len(list(read(log, {"beat", "drop"}))) == 4
 
 
-def test_a_line_is_parsed_if_whoever_looks_at_it_says_so(tmp_path):
+def test_a_line_is_parsed_if_whoever_sifts_them_says_so(tmp_path):
     path = tmp_path / "rank-00000.jsonl"
     records = [{"type": "beat", "ts": NOW, "seq": seq} for seq in range(3)] + [
         {"type": "event", "ts": NOW, "name": "x"}
@@ -851,14 +864,24 @@ def test_a_line_is_parsed_if_whoever_looks_at_it_says_so(tmp_path):
     path.write_bytes(b"".join(map(schema.encode, records)) + b'{"type":"beat","ts":1')
     seen, notes = [], []
 
-    def look(kind, line):
-        seen.append((kind, line))
-        return b'"seq":1' not in line
+    def not_the_second(lines):
+        seen.extend(lines)
+        return [line for line in lines if b'"seq":1' not in line]
 
-    assert list(read_file(str(path), notes, None, look)) == [records[0], records[2], records[3]]
-    assert list(read_file(str(path), [], ["event"], look)) == [records[3]]
-    assert seen == [(one["type"].encode(), schema.encode(one)) for one in (*records, records[3])]
+    assert list(read_file(str(path), notes, None, not_the_second)) == [records[0], records[2], records[3]]
+    assert list(read_file(str(path), [], ["event"], not_the_second)) == [records[3]]
+    assert seen == [schema.encode(one).rstrip() for one in (*records, records[3])]
     assert notes == [f"skipped the last line of {tmp_path.name}/rank-00000.jsonl, which is cut short"]
+
+
+def test_lines_are_found_wherever_blocks_end(tmp_path, monkeypatch):
+    data = a_rank(tmp_path / "rank-00000.jsonl", beats=20)
+    for size in (1, 7, 64, len(data)):
+        monkeypatch.setattr(reader, "BLOCK", size)
+        monkeypatch.setattr(reader, "FIRST_BLOCK", size)
+        records, notes = everything(tmp_path)
+        assert b"".join(map(schema.encode, records)) == data
+        assert notes == []
 
 
 def test_any_value_becomes_text_that_is_json():

@@ -1,0 +1,83 @@
+"""All that a report takes from the logs of one attempt: each log is read once, by as many processes as is worth it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from ddtrace_pytorch.cli import collectives, records, stalls, steps
+from ddtrace_pytorch.cli.progress import Progress
+from ddtrace_pytorch.cli.stalls import Stalls
+from ddtrace_pytorch.page import gathering as pictures
+from ddtrace_pytorch.page.gathering import RankView, View
+from ddtrace_pytorch.runlog.reader import RankLog, read, size_of
+from ddtrace_pytorch.timeline.crew import each, workers_for
+
+T = TypeVar("T")
+
+TYPES = {"step", *collectives.TYPES, *records.TYPES, *stalls.TYPES}
+
+
+@dataclass
+class _OfLog:
+    steps: steps.OfRank
+    collectives: collectives.Gathering
+    records: records.Gathering = field(default_factory=records.Gathering)
+    stalls: Stalls = field(default_factory=Stalls)
+    view: RankView | None = None
+
+    def add(self, rank: int, record: Mapping[str, Any]) -> None:
+        kind = record["type"]
+        if kind == "step":
+            self.steps.add(record)
+        if kind in collectives.TYPES:
+            self.collectives.add(rank, record)
+        if kind in records.TYPES:
+            self.records.add(rank, record)
+        if kind in stalls.TYPES:
+            self.stalls.add(rank, record)
+        if self.view is not None:
+            self.view.add(record)
+
+
+@dataclass
+class Gathered:
+    """Of all ranks of an attempt."""
+
+    steps: steps.Steps
+    collectives: collectives.Collectives
+    records: records.Recorded
+    stalls: Stalls
+
+
+def gather(logs: Sequence[RankLog], calls: int, progress: Progress, view: View | None = None) -> Gathered:
+    """Of single calls the `calls` slowest are listed. What there is for pictures and the diagnosis is put into `view`,
+    if that is wanted."""
+    types = TYPES if view is None else TYPES | pictures.TYPES
+    of_ranks = []
+    talked, recorded, stalled = collectives.Gathering(calls), records.Gathering(), Stalls()
+
+    def of_log(log: RankLog) -> _OfLog:
+        one = _OfLog(
+            steps.OfRank(log.rank), collectives.Gathering(calls), view=None if view is None else RankView.of(log)
+        )
+        # What can't be read in there has been noted when it was read for the first time.
+        for record in read(replace(log, notes=[]), types, one.collectives.sift(log.rank)):
+            one.add(log.rank, record)
+        return one
+
+    for done, (log, one) in enumerate(zip(logs, of_each(of_log, logs), strict=True), 1):
+        of_ranks.append(one.steps)
+        talked.pour(one.collectives)
+        recorded.pour(one.records)
+        stalled.pour(one.stalls)
+        if view is not None and one.view is not None:
+            view.add(log.rank, one.view)
+        progress("reading", done, len(logs))
+    return Gathered(steps.told(of_ranks), talked.told(), recorded.told(), stalled)
+
+
+def of_each(task: Callable[[RankLog], T], logs: Sequence[RankLog]) -> Iterator[T]:
+    """What `task` gives for each of the `logs`."""
+    return each(lambda at: task(logs[at]), len(logs), workers_for(size_of(logs)))

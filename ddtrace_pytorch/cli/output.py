@@ -1,0 +1,56 @@
+"""Files that commands write: complete, or not there."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, cast
+
+from ddtrace_pytorch.cli.choice import Refused
+
+# Of gzip's 1 to 9: what is above is hardly smaller, and takes much longer.
+COMPRESSION = 4
+
+STDOUT = "-"
+
+
+class NotWritable(Refused):
+    exit_code = 1
+
+
+@contextmanager
+def written(path: str) -> Iterator[IO[bytes]]:
+    """What `path` will be once all is written; until then, and if that fails, there is what was there before."""
+    if path == STDOUT:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    folder, name = os.path.split(path)
+    try:
+        fd, unfinished = tempfile.mkstemp(prefix=f".{name[:100]}.", dir=folder or ".")
+    except OSError as error:
+        raise NotWritable(f"can't write {path}: {error.strerror or error}") from None
+    try:
+        with open(fd, "wb") as file:
+            if name.endswith(".gz"):
+                with gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=COMPRESSION) as packed:
+                    yield cast("IO[bytes]", packed)
+            else:
+                yield file
+        os.chmod(unfinished, 0o666 & ~_umask())
+        os.replace(unfinished, path)
+    except BaseException as error:
+        os.unlink(unfinished)
+        if isinstance(error, OSError):
+            raise NotWritable(f"can't write {path}: {error.strerror or error}") from None
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,29 @@
+"""What the user's code recorded. Pure."""
+
+from __future__ import annotations
+
+from ddtrace_pytorch.cli.record_tables import KINDS, Kind
+from ddtrace_pytorch.cli.records import Recorded
+from ddtrace_pytorch.page.html import Html
+from ddtrace_pytorch.page.parts import more, section, table
+from ddtrace_pytorch.page.plots import plots
+from ddtrace_pytorch.page.series import AllSeries
+
+ROWS = 200
+
+
+def scalars(recorded: Recorded, series: AllSeries) -> Html | None:
+    """A plot of each name, then all of them as a table."""
+    (kind,) = (kind for kind in KINDS if kind.field == "scalars")
+    names = [one.name for one in recorded.scalars]
+    return section(kind.title, plots(series, names), *_table(kind, recorded))
+
+
+def others(recorded: Recorded) -> list[Html | None]:
+    """The user's spans and events, and checkpoints."""
+    return [section(kind.title, *_table(kind, recorded)) for kind in KINDS if kind.field != "scalars"]
+
+
+def _table(kind: Kind, recorded: Recorded) -> tuple[Html | None, Html | None]:
+    there = getattr(recorded, kind.field)
+    return table(kind.columns, map(kind.cells, there[:ROWS]), kind.figures), more(ROWS, len(there), kind.what)

@@ -1,0 +1,201 @@
+"""Each command on a directory as accidents leave it: what is there is read, and what was skipped is said."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from harness.dead import leave_last_words
+from harness.story import Record, at, beats, ended
+
+from ddtrace_pytorch.cli.main import cli
+from ddtrace_pytorch.runlog.schema import SegmentName, encode
+
+COMMANDS = ("report", "timeline", "diagnose", "recover")
+HERE = os.uname().nodename
+
+
+def lines(rank: int, told: Iterable[Record], **who: object) -> bytes:
+    job = {"id": who.pop("job", "4242"), "incarnation": who.pop("incarnation", "aaa"), "source": "SLURM_JOB_ID"}
+    identity = {
+        "type": "identity", "ts": at(0), "schema": 1, "rank": rank, "world_size": 9, "host": HERE, "pid": 100 + rank,
+        "job": job, **who,
+    }  # fmt: skip
+    return b"".join(map(encode, (identity, *told)))
+
+
+def run(command: str, logs: Path, state: Path, cwd: Path) -> Result:
+    output = ("-o", str(cwd / "out.json")) if command == "timeline" else ()
+    env = {
+        "COLUMNS": "300", "DD_PYTORCH_STATE_DIR": str(state), "DD_PYTORCH_EXPORT": "local",
+        "DD_TRACE_AGENT_URL": "http://127.0.0.1:9",
+    }  # fmt: skip
+    return CliRunner().invoke(cli, [command, str(logs), *output], env=env)
+
+
+def files(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+WELL = [*beats(20, 41), ended("destroyed", 20.3)]
+
+
+def as_found(logs: Path) -> None:
+    """Rank 7 is missing, rank 1 was killed, and rank 8 looks as if."""
+    run_folder = logs / "4242" / "aaa"
+    elsewhere = logs / "copied from b" / "4242" / "aaa"
+    run_folder.mkdir(parents=True)
+    elsewhere.mkdir(parents=True)
+
+    def put(name: SegmentName, data: bytes, folder: Path = run_folder) -> None:
+        (folder / str(name)).write_bytes(gzip.compress(data) if name.compressed else data)
+
+    put(SegmentName(0, 0, 0), lines(0, WELL) + b'{"type":"beat","ts":17')
+    put(SegmentName(1, 0, 0), lines(1, beats(20, 41, since=20)))
+    put(SegmentName(2, 0, 0), b"")
+    put(SegmentName(3, 0, 0, compressed=True), lines(3, beats(10, 20), segment=0))
+    put(SegmentName(3, 0, 1), lines(3, WELL[11:], segment=1))
+    put(SegmentName(4, 0, 0), lines(4, WELL, schema=9) + b'{"type":"hologram","ts":1,"x":[1]}\n')
+    put(SegmentName(5, 0, 0), lines(5, beats(3, 1), job="of another job", incarnation="zzz", ts=at(-1000)))
+    for folder, host in ((run_folder, HERE), (elsewhere, "b")):
+        put(SegmentName(6, 0, 0), lines(6, WELL, host=host), folder)
+    put(SegmentName(8, 0, 0, compressed=True), lines(8, WELL))
+    cut = run_folder / str(SegmentName(8, 0, 0, compressed=True))
+    cut.write_bytes(cut.read_bytes()[:-40])
+    (run_folder / "core.4711").write_bytes(b"\x7fELF")
+    (run_folder / "link").symlink_to("/etc")
+
+
+SKIPPED = (
+    "rank-00002.jsonl is empty",
+    "rank 6 of 4242 (aaa) was written by 2 processes",
+    "wrote schema 9, newer than the 1 known here",
+    "skipped 1 file that is no run log (core.4711)",
+    "skipped 1 symbolic link (link)",
+)
+# What is found only by reading a log to its end.
+AT_THE_END = ("skipped the last line of aaa/rank-00000.jsonl, which is cut short", "rank-00008.jsonl.gz is cut short")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_is_there_is_read_and_what_was_skipped_is_said(tmp_path: Path, command: str) -> None:
+    logs, state, cwd = tmp_path / "logs", tmp_path / "state", tmp_path / "cwd"
+    cwd.mkdir()
+    as_found(logs)
+    leave_last_words(state, 1, logs, pid=101)
+    before = files(tmp_path)
+
+    result = run(command, logs, state, cwd)
+
+    assert result.exit_code == 0, result.output + repr(result.exception)
+    said = result.stdout
+    for note in (*SKIPPED, *(AT_THE_END if command != "recover" else ())):
+        assert note in said, said
+    if command == "report":
+        assert "Ranks        0-1, 3-4, 6, 8 of 9; missing: 2, 5, 7" in said
+    elif command == "timeline":
+        assert "7 processes, " in said
+    elif command == "diagnose":
+        assert "There are no logs of ranks 2, 5, 7." in said
+        assert f"ranks 1, 8 on {HERE}: killed" in said
+    else:
+        assert said.count("told") == 1
+
+    after = files(tmp_path)
+    assert {name: after.get(name) for name in before if name.startswith("logs")} == {
+        name: data for name, data in before.items() if name.startswith("logs")
+    }
+    made = {"timeline": {"cwd/out.json"}, "recover": {"logs/4242/aaa/rank-00001.seg-00001.jsonl"}}.get(command, set())
+    assert after.keys() - before.keys() == made
+
+
+@pytest.mark.parametrize("command", ["report", "timeline", "diagnose"])
+@pytest.mark.parametrize("data", [b"", b"\x1f\x8b\x08", b"\x00" * 1000, b"[1, 2]\n" * 10])
+def test_only_where_nothing_can_be_read_it_fails(tmp_path: Path, command: str, data: bytes) -> None:
+    (tmp_path / "rank-00000.jsonl").write_bytes(data)
+    (tmp_path / "rank-00001.jsonl.gz").write_bytes(data)
+    result = run(command, tmp_path, tmp_path / "state", tmp_path)
+    assert result.exit_code == 1
+    assert "none of the 2 run log(s)" in result.stderr
+    assert not (tmp_path / "out.json").exists()
+
+
+@pytest.mark.parametrize("command", ["report", "timeline", "diagnose"])
+def test_of_rank_0_alone_that_much_is_told(tmp_path: Path, command: str) -> None:
+    (tmp_path / "rank-00000.jsonl").write_bytes(lines(0, [*WELL, call(1, 5.0), call(2, 6.0)]))
+    result = run(command, tmp_path, tmp_path / "state", tmp_path)
+    assert result.exit_code == 0, result.output + repr(result.exception)
+    told = {
+        "report": "Ranks        0 of 9; missing: 1-8",
+        "timeline": "1 process, 25 records drawn of 25, 0 collectives joined",
+        "diagnose": "All ranks ended well",
+    }
+    assert told[command] in result.stdout
+
+
+def call(key: int, start: float) -> Record:
+    return {
+        "type": "call", "ts": at(start + 0.5), "op": "all_reduce", "group": "0", "key": key, "start": at(start),
+        "duration": at(start + 0.5) - at(start), "bytes": 16, "source": "completion",
+    }  # fmt: skip
+
+
+def test_attempts_in_one_folder_are_told_apart_and_left_as_they_are(tmp_path: Path) -> None:
+    """Both have the same groups and numbers; of the first, rank 1 was killed before its second call."""
+    logs, state, cwd = tmp_path / "logs", tmp_path / "state", tmp_path / "cwd"
+    cwd.mkdir()
+    for incarnation, began in (("aaa", 0.0), ("bbb", 100.0)):
+        for rank in (0, 1):
+            dead = incarnation == "aaa" and rank == 1
+            calls = [call(key, began + 5 * key) for key in ((1,) if dead else (1, 2))]
+            end = [] if dead else [ended("destroyed" if began else "signal:SIGTERM", began + 20)]
+            folder = logs / "4242" / incarnation
+            folder.mkdir(parents=True, exist_ok=True)
+            data = lines(rank, [*calls, *end], incarnation=incarnation, world_size=2, ts=at(began))
+            (folder / f"rank-{rank:05}.jsonl").write_bytes(data)
+    before = files(logs)
+
+    said = {command: run(command, logs, state, cwd).stdout for command in ("report", "timeline", "diagnose")}
+    assert "Incarnation  bbb" in said["report"]
+    assert "Attempt 1\n" not in said["report"]
+    assert "2 processes, 8 records drawn of 8, 2 collectives joined" in said["timeline"]
+    assert "Attempt 2, incarnation bbb\nAll ranks ended well" in said["diagnose"]
+    all_of_it = CliRunner().invoke(cli, ["timeline", str(logs), "-o", str(cwd / "out.json"), "--attempt", "all"]).stdout
+    assert "4 processes, 14 records drawn of 14, 3 collectives joined" in all_of_it.replace("\n", " ")
+    flows: dict[int, set[int]] = {}
+    for event in json.loads((cwd / "out.json").read_bytes())["traceEvents"]:
+        if event["ph"] in "stf":
+            flows.setdefault(event["id"], set()).add(event["pid"])
+    assert sorted(map(sorted, flows.values())) == [[1, 2], [3, 4], [3, 4]]
+    assert files(logs) == before
+
+
+HOSTILE = "../../../escaped/\x1b[31m<script>alert(1)</script>\n\x00"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_nothing_in_a_log_writes_outside_of_the_output(tmp_path: Path, command: str) -> None:
+    logs, state, cwd = tmp_path / "deep" / "in" / "logs", tmp_path / "state", tmp_path / "deep" / "cwd"
+    logs.mkdir(parents=True)
+    cwd.mkdir()
+    names = [{**one, "name": HOSTILE, "resource": HOSTILE, "tags": {HOSTILE: HOSTILE}} for one in WELL]
+    for rank in (0, 1):
+        data = lines(rank, [*names, *WELL], job=HOSTILE, incarnation=HOSTILE, source=HOSTILE, node=HOSTILE)
+        (logs / f"rank-{rank:05}.jsonl").write_bytes(data)
+    leave_last_words(state, 1, logs, pid=101, job=HOSTILE, incarnation=HOSTILE)
+    before = files(tmp_path)
+
+    result = run(command, logs, state, cwd)
+
+    assert result.exit_code == 0, result.output + repr(result.exception)
+    assert "\x1b" not in result.output
+    assert "\x00" not in result.output
+    made = {"timeline": {"deep/cwd/out.json"}, "recover": {"deep/in/logs/rank-00001.seg-00001.jsonl"}}
+    after = files(tmp_path)
+    assert after.keys() - before.keys() == made.get(command, set())
+    assert all(after[name] == data for name, data in before.items() if name in after)
