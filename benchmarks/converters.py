@@ -5,7 +5,8 @@
 
 Each rank is a process that records with torchtitan's functions; its own handler and ours both take what they say, so
 that two logs of the same come of it. In each step: two spans, one in the other, and a scalar. Then each log becomes a
-Chrome trace, not compressed and with nothing left out, and the same of a quarter of the ranks.
+Chrome trace, not compressed and with nothing left out, and the same of a quarter of the ranks. (torchtitan's converter
+imports torch: that much of its time and memory does not go with the log.)
 """
 
 from __future__ import annotations

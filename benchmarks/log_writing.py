@@ -1,10 +1,11 @@
 """What writing the run log asks of the file system: system calls of 64 processes with 1,000 events each.
 
-    python benchmarks/log_writing.py [--processes 64] [--events 1000] [--seconds 5]
+    python benchmarks/log_writing.py [--processes 64] [--events 1000] [--seconds 20]
 
 Needs strace, and may trace its own processes. They are forked from one that has imported all they need, without torch;
-each has a session of its own with default settings, and spreads its events over some seconds. Counted is what names the
-log's directory or is done to a file in it, by process; the most of any is told.
+each has a session of its own with default settings, and spreads its events over some seconds, in which the next are
+started: so all are there at once, but don't all end at once. Counted is what names the log's directory or is done to a
+file in it, by process; the most of any is told.
 """
 
 from __future__ import annotations
@@ -32,12 +33,14 @@ children = []
 for rank in range(processes):
     pid = os.fork()
     if not pid:
-        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(processes)}
+        # Of one job, each would look for those that have ended before.
+        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(processes), "DD_PYTORCH_JOB_ID": f"bench-{rank}"}
         for number in range(events):
             ddtrace_pytorch.event("now", number=number)
             time.sleep(seconds / events)
         sys.exit()
     children.append(pid)
+    time.sleep(seconds / processes)
 sys.exit(any(os.waitpid(pid, 0)[1] for pid in children))
 """
 
@@ -64,7 +67,7 @@ def trace(scratch: str, processes: int, events: int, seconds: int) -> str:
         "DD_PYTORCH_SOURCE": "rollout", "DD_PYTORCH_LOG_DIR": f"{scratch}/log",
         "DD_PYTORCH_STATE_DIR": f"{scratch}/state",
         "DD_TRACE_AGENT_URL": "http://127.0.0.1:9", "DD_INSTRUMENTATION_TELEMETRY_ENABLED": "false",
-        "DD_REMOTE_CONFIGURATION_ENABLED": "false", "DD_PYTORCH_JOB_ID": "bench",
+        "DD_REMOTE_CONFIGURATION_ENABLED": "false",
     }  # fmt: skip
     command = [
         "strace", "--follow-forks", "--seccomp-bpf", "--decode-fds=path", "--quiet=all", "-o", f"{scratch}/trace",
@@ -103,7 +106,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--processes", type=int, default=64)
     parser.add_argument("--events", type=int, default=1000)
-    parser.add_argument("--seconds", type=int, default=5)
+    parser.add_argument("--seconds", type=int, default=20)
     asked = parser.parse_args()
     machine = describe()
     with tempfile.TemporaryDirectory() as scratch:
