@@ -116,26 +116,35 @@ def scalar(values: Mapping[str, object], /, *, step: int | None = None) -> None:
     if type(values) is not dict:
         values = mapped(values)
     of_step = None if step is None else (whole(step, "scalar", "step"), None)
+    recorder = switch.recorder
+    if recorder is None:
+        _check_names(values)
+        return
+    try:
+        parts = split(values)
+        if parts is not None:
+            numbers, on_gpu, others = parts
+            frame = _getframe(1)
+            found = row(recorder, SCALAR, "", numbers, frame.f_code, frame.f_lasti, others, of_step)
+            if found is None:
+                return
+            if on_gpu:
+                recorder.on_gpu.put(recorder, found, numbers, on_gpu)
+            else:
+                recorder.add(found)
+            return
+    except RecursionError:
+        return
+    except Exception as error:
+        complain("record a scalar", error)
+        return
+    _check_names(values)
+
+
+def _check_names(values: Mapping[str, object]) -> None:
     for name in values:
         if type(name) is not str:
             text(name, "scalar", "names of numbers")
-    recorder = switch.recorder
-    if recorder is None:
-        return
-    try:
-        numbers, on_gpu, others = split(values)
-        frame = _getframe(1)
-        found = row(recorder, SCALAR, "", numbers, frame.f_code, frame.f_lasti, others, of_step)
-        if found is None:
-            return
-        if on_gpu:
-            recorder.on_gpu.put(recorder, found, numbers, on_gpu)
-        else:
-            recorder.add(found)
-    except RecursionError:
-        pass
-    except Exception as error:
-        complain("record a scalar", error)
 
 
 def set_step(number: int, /, *, relative_step: int | None = None) -> None:

@@ -50,15 +50,17 @@ def mapped(values: object) -> dict[str, object]:
         return {}
 
 
-def split(values: Mapping[str, object]) -> Split:
+def split(values: Mapping[str, object]) -> Split | None:
     """Of `values` the numbers that are at hand, the tensors of one element on a GPU, and what isn't a number, as its
-    type."""
+    type; None where a name is no text."""
     numbers: dict[str, int | float] = {}
     on_gpu: list[tuple[str, Any]] = []
     others: dict[str, Any] = {}
     tensor, parameter = _tensors or _find_tensors()
     for name, value in values.items():
         if type(name) is not str or len(name) > NAME_LIMIT:
+            if not issubclass(type(name), str):
+                return None
             name = short_name(name)
         kind = type(value)
         if kind is float:
