@@ -17,7 +17,7 @@ from ddtrace_pytorch.cli.choice import (
     meant_attempts,
     run_logs,
 )
-from ddtrace_pytorch.cli.output import STDOUT, NotWritable, written
+from ddtrace_pytorch.cli.output import STDOUT, written
 from ddtrace_pytorch.cli.progress import progress_bar
 from ddtrace_pytorch.cli.summary import compact
 from ddtrace_pytorch.cli.tables import line, size, span
@@ -105,8 +105,6 @@ def timeline_command(
             told = draw(logs, asked, written_as, file, workers_for(size_of(log for _, log in logs)), progress)
         except NoSuchSteps as error:
             raise NotThere(f"no such steps in job {chosen}: {error}") from None
-        except OSError as error:
-            raise NotWritable(f"can't write {output}: {error.strerror or error}") from None
     line(console, f"Job {chosen}" + (f", attempt {meant[0].number}" if len(meant) == 1 else ""), style="bold")
     _render(told, console)
     unread = (note for log in found.logs if log.damaged for note in log.notes)
