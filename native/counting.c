@@ -1,7 +1,8 @@
 /* The hot path of ddtrace_pytorch.collectives.wrappers, in C: a call of a collective in its ordinary form.
  *
- * The generated Python wrapper is the reference, and does whatever is out of the ordinary: a thread's or a group's first
- * call, one inside of another, one by a rank that is not in the group. Both add to the same cells of the same ledger.
+ * The generated Python wrapper is the reference, and does whatever is out of the ordinary: a thread's or a group's
+ * first call, one inside of another, one by a rank that is not in the group. Both add to the same cells of the same
+ * ledger.
  * Nothing in here releases the interpreter's lock between reading a total and writing it, so totals are exact.
  *
  * What is instrumented is a copy of torch's function, with its code, of which only the way it is called is exchanged:
@@ -59,6 +60,7 @@ static PyObject *get(PyObject *tensor, const Attribute *attribute)
     return PyObject_GetAttr(tensor, attribute->name);
 }
 
+#define TYPE_NAME(name) "ddtrace_pytorch.collectives._counting." name
 #define FIELD(object, offset) (*(PyObject **)((char *)(object) + (offset)))
 
 static void set(PyObject *object, Py_ssize_t offset, PyObject *value) /* takes the reference */
@@ -424,7 +426,7 @@ static PyType_Slot counter_slots[] = {
     {0, NULL},
 };
 static PyType_Spec counter_spec = {
-    "ddtrace_pytorch.collectives._counting.Counter", sizeof(Counter), 0,
+    TYPE_NAME("Counter"), sizeof(Counter), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, counter_slots};
 static PyTypeObject *counter_type;
 
@@ -435,10 +437,11 @@ static PyObject *instrument(PyObject *module, PyObject *args)
     Parameter first, group, deferred, sized;
     int always_deferred, numbered;
     long serial;
-    if (!PyArg_ParseTuple(args, "O!O!OOOOlOOO(nU)(nU)(nU)(nU)pp:instrument", &PyFunction_Type, &function, &PyFunction_Type,
-                          &original, &careful, &waited, &issued, &local, &serial, &track, &size, &default_group,
-                          &first.position, &first.name, &group.position, &group.name, &deferred.position, &deferred.name, &sized.position,
-                          &sized.name, &always_deferred, &numbered))
+    if (!PyArg_ParseTuple(args, "O!O!OOOOlOOO(nU)(nU)(nU)(nU)pp:instrument", &PyFunction_Type, &function,
+                          &PyFunction_Type, &original, &careful, &waited, &issued, &local, &serial, &track, &size,
+                          &default_group, &first.position, &first.name, &group.position, &group.name,
+                          &deferred.position, &deferred.name, &sized.position, &sized.name, &always_deferred,
+                          &numbered))
         return NULL;
     if (!at.cell) {
         PyErr_SetString(PyExc_RuntimeError, "lay_out() comes first");
@@ -527,7 +530,8 @@ static PyMemberDef slot_members[] = {NUMBER(Slot, address), NUMBER(Slot, started
 static PyTypeObject *of_cell, *of_group, *of_slot;
 
 /* A class to inherit from that has these numbers, all 0 at first. */
-static PyTypeObject *numbers_type(PyObject *module, const char *name, int size, PyMemberDef *members, PyGetSetDef *more)
+static PyTypeObject *numbers_type(PyObject *module, const char *name, int size, PyMemberDef *members,
+                                  PyGetSetDef *more)
 {
     PyType_Slot slots[] = {{Py_tp_members, members}, {more ? Py_tp_getset : 0, more}, {0, NULL}};
     PyType_Spec spec = {name, size, 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, slots};
@@ -586,12 +590,9 @@ static PyObject *lay_out(PyObject *module, PyObject *args)
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         if (find(fields[i].type, fields[i].name, fields[i].offset))
             return NULL;
-    Py_INCREF(line);
-    Py_INCREF(slot);
-    Py_INCREF(cell);
-    at.line = line;
-    at.slot = slot;
-    at.cell = cell;
+    Py_XSETREF(at.line, (PyTypeObject *)Py_NewRef(line));
+    Py_XSETREF(at.slot, (PyTypeObject *)Py_NewRef(slot));
+    Py_XSETREF(at.cell, (PyTypeObject *)Py_NewRef(cell));
     Py_XSETREF(dtypes, Py_NewRef(known));
     Py_XSETREF(tensor_type, (PyTypeObject *)Py_NewRef(tensor));
     find_own(&nbytes);
@@ -691,10 +692,9 @@ PyMODINIT_FUNC PyInit__counting(void)
     PyObject *module = PyModule_Create(&definition);
     if (!module)
         return NULL;
-    of_cell = numbers_type(module, "ddtrace_pytorch.collectives._counting.CellNumbers", sizeof(Cell), cell_members, cell_bytes);
-    of_group = numbers_type(module, "ddtrace_pytorch.collectives._counting.GroupNumbers", sizeof(Group), group_members, NULL);
-    of_slot = numbers_type(module, "ddtrace_pytorch.collectives._counting.SlotNumbers", sizeof(Slot), slot_members, NULL);
-    if (!of_cell || !of_group || !of_slot)
+    if (!(of_cell = numbers_type(module, TYPE_NAME("CellNumbers"), sizeof(Cell), cell_members, cell_bytes)) ||
+        !(of_group = numbers_type(module, TYPE_NAME("GroupNumbers"), sizeof(Group), group_members, NULL)) ||
+        !(of_slot = numbers_type(module, TYPE_NAME("SlotNumbers"), sizeof(Slot), slot_members, NULL)))
         Py_CLEAR(module);
     return module;
 }

@@ -15,7 +15,7 @@ from rich.table import Table
 from ddtrace_pytorch import settings
 from ddtrace_pytorch.cli.choice import attempt_option, job_option, run_logs
 from ddtrace_pytorch.cli.diagnosis import Attempt, Diagnosis, Rank, alike, diagnose
-from ddtrace_pytorch.cli.tables import line, row, table
+from ddtrace_pytorch.cli.tables import line, notes, row, table
 from ddtrace_pytorch.cli.terminal import standard_output
 from ddtrace_pytorch.collectives.dump_files import is_dump
 from ddtrace_pytorch.stalls import places
@@ -27,7 +27,6 @@ RANK_ROWS = 24
 TIMELINE_ROWS = 30
 FRAMES_OF = 3
 HOSTS_SHOWN = 2
-NOTE_ROWS = 20
 
 # 1 and 2 are for what can't be read or isn't there.
 NOTHING_FOUND = 3
@@ -41,10 +40,7 @@ def render(diagnosis: Diagnosis, console: Console) -> None:
         _render_attempt(attempt, console)
     if diagnosis.notes:
         line(console, "")
-        for note in diagnosis.notes[:NOTE_ROWS]:
-            line(console, f"note: {note}", style="yellow")
-        if len(diagnosis.notes) > NOTE_ROWS:
-            line(console, f"note: … {len(diagnosis.notes) - NOTE_ROWS} more; --json has them all", style="yellow")
+        notes(console, diagnosis.notes, "; --json has them all")
 
 
 def _render_attempt(attempt: Attempt, console: Console) -> None:

@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import IO, cast
 
 from ddtrace_pytorch.cli.choice import Refused
@@ -21,19 +21,28 @@ STDOUT = "-"
 class NotWritable(Refused):
     exit_code = 1
 
+    def __init__(self, path: str, error: OSError) -> None:
+        super().__init__(f"can't write {path}: {error.strerror or error}")
+
 
 @contextmanager
 def written(path: str) -> Iterator[IO[bytes]]:
-    """What `path` will be once all is written; until then, and if that fails, there is what was there before."""
-    if path == STDOUT:
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
+    """What `path` will be once all is written; until then, and if that fails, there is what was there before. A device
+    or a pipe gets it as it comes."""
+    # In the place of a device or a pipe nobody wants a file, least of all in that of /dev/null.
+    if path == STDOUT or (os.path.exists(path) and not os.path.isfile(path)):
+        try:
+            with nullcontext(sys.stdout.buffer) if path == STDOUT else open(path, "wb") as there:
+                yield there
+                there.flush()
+        except OSError as error:
+            raise NotWritable(path, error) from None
         return
     folder, name = os.path.split(path)
     try:
         fd, unfinished = tempfile.mkstemp(prefix=f".{name[:100]}.", dir=folder or ".")
     except OSError as error:
-        raise NotWritable(f"can't write {path}: {error.strerror or error}") from None
+        raise NotWritable(path, error) from None
     try:
         with open(fd, "wb") as file:
             if name.endswith(".gz"):
@@ -46,7 +55,7 @@ def written(path: str) -> Iterator[IO[bytes]]:
     except BaseException as error:
         os.unlink(unfinished)
         if isinstance(error, OSError):
-            raise NotWritable(f"can't write {path}: {error.strerror or error}") from None
+            raise NotWritable(path, error) from None
         raise
 
 

@@ -11,12 +11,10 @@ from rich.table import Table
 from ddtrace_pytorch import settings
 from ddtrace_pytorch.aftermath import Teller
 from ddtrace_pytorch.cli.choice import run_logs
-from ddtrace_pytorch.cli.tables import line, row, table
+from ddtrace_pytorch.cli.tables import line, notes, row, table
 from ddtrace_pytorch.cli.terminal import standard_output
 from ddtrace_pytorch.stalls import places
 from ddtrace_pytorch.stalls.recovery import Fate, Found, recover
-
-NOTE_ROWS = 20
 
 SAID = {
     Fate.ALIVE: "lives",
@@ -50,11 +48,7 @@ def _render_notes(directory: str | None, console: Console) -> None:
     if directory is None:
         return
     logs = run_logs(directory)
-    notes = [*logs.notes, *(note for log in logs.logs if log.damaged for note in log.notes)]
-    for note in notes[:NOTE_ROWS]:
-        line(console, f"note: {note}", style="yellow")
-    if len(notes) > NOTE_ROWS:
-        line(console, f"note: … {len(notes) - NOTE_ROWS} more", style="yellow")
+    notes(console, [*logs.notes, *(note for log in logs.logs if log.damaged for note in log.notes)])
 
 
 def _table(found: list[Found]) -> Table:

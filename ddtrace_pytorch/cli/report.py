@@ -24,7 +24,7 @@ from ddtrace_pytorch.cli.record_tables import render_records
 from ddtrace_pytorch.cli.stall_tables import render_stalls
 from ddtrace_pytorch.cli.step_tables import render_steps
 from ddtrace_pytorch.cli.summary import Attempt, Job, Rank, Report, compact, summarise
-from ddtrace_pytorch.cli.tables import duration, known, line, row, size, span, table
+from ddtrace_pytorch.cli.tables import duration, known, line, notes, row, size, span, table
 from ddtrace_pytorch.cli.terminal import standard_output
 from ddtrace_pytorch.collectives.dump_files import is_dump
 from ddtrace_pytorch.identity.introduction import GENERATED
@@ -33,7 +33,6 @@ from ddtrace_pytorch.page.gathering import View
 JOB_ROWS = 10
 RANK_ROWS = 32
 RANGES_SHOWN = 8
-NOTE_ROWS = 20
 MESSAGE_SHOWN = 500
 
 
@@ -55,10 +54,7 @@ def render(report: Report, console: Console) -> None:
         _render_attempt(attempt, console)
     if report.notes:
         line(console, "")
-        for note in report.notes[:NOTE_ROWS]:
-            line(console, f"note: {note}", style="yellow")
-        if len(report.notes) > NOTE_ROWS:
-            line(console, f"note: … {len(report.notes) - NOTE_ROWS} more; --json has them all", style="yellow")
+        notes(console, report.notes, "; --json has them all")
 
 
 def _jobs_table(jobs: list[Job], reported: Job) -> Table:

@@ -23,7 +23,7 @@ def render_stalls(attempt: Attempt, console: Console) -> None:
     line(console, f"Stalls: {len(stalls):,}", style="bold")
     drawn = table("At", "Collective", "Waited", "Why", "Went on", right=("Waited",), yielding=("Collective", "Why"))
     for one in longest(stalls, ROWS):
-        row(drawn, (one.at or "?")[11:19], call(one), span(one.waited_s * 1e3), why(one), went_on(one))
+        row(drawn, began(one), call(one), span(one.waited_s * 1e3), why(one), went_on(one))
     console.print(drawn)
     if len(stalls) > ROWS:
         line(console, f"… {len(stalls) - ROWS:,} shorter ones (--json lists all)")
@@ -40,6 +40,10 @@ def longest(stalls: Sequence[Stall], many: int) -> Sequence[Stall]:
     """So many, in the order in which they came."""
     kept = sorted(range(len(stalls)), key=lambda at: (-stalls[at].waited_s, at))[:many]
     return [stalls[at] for at in sorted(kept)]
+
+
+def began(one: Stall) -> str:
+    return one.at[11:19] if one.at else "?"
 
 
 def call(one: Stall) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -9,9 +11,19 @@ from rich.text import Text
 
 from ddtrace_pytorch.cli.terminal import visible
 
+NOTES = 20
+
 
 def line(console: Console, text: str, style: str = "") -> None:
     console.print(Text(visible(text), style=style), soft_wrap=True)
+
+
+def notes(console: Console, told: Sequence[str], rest: str = "") -> None:
+    """What could not be read, or was not used; `rest` says where there is more than so many."""
+    for note in told[:NOTES]:
+        line(console, f"note: {note}", style="yellow")
+    if len(told) > NOTES:
+        line(console, f"note: … {len(told) - NOTES} more{rest}", style="yellow")
 
 
 def table(*columns: str, right: tuple[str, ...] = (), yielding: tuple[str, ...] = (), gap: int = 2) -> Table:

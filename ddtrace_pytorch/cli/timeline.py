@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
 
 import click
 from rich.console import Console
@@ -17,10 +16,10 @@ from ddtrace_pytorch.cli.choice import (
     meant_attempts,
     run_logs,
 )
-from ddtrace_pytorch.cli.output import STDOUT, NotWritable, written
+from ddtrace_pytorch.cli.output import STDOUT, written
 from ddtrace_pytorch.cli.progress import progress_bar
 from ddtrace_pytorch.cli.summary import compact
-from ddtrace_pytorch.cli.tables import line, size, span
+from ddtrace_pytorch.cli.tables import line, notes, size, span
 from ddtrace_pytorch.cli.terminal import console_on, visible
 from ddtrace_pytorch.runlog.reader import RankLog, size_of
 from ddtrace_pytorch.settings import BadValue, rank_choice
@@ -34,7 +33,6 @@ from ddtrace_pytorch.timeline.selection import COARSE, FINE, Steps
 from ddtrace_pytorch.timeline.sink import Format
 
 JOB_ROWS = 10
-NOTE_ROWS = 20
 HOST_ROWS = 20
 
 
@@ -105,12 +103,11 @@ def timeline_command(
             told = draw(logs, asked, written_as, file, workers_for(size_of(log for _, log in logs)), progress)
         except NoSuchSteps as error:
             raise NotThere(f"no such steps in job {chosen}: {error}") from None
-        except OSError as error:
-            raise NotWritable(f"can't write {output}: {error.strerror or error}") from None
     line(console, f"Job {chosen}" + (f", attempt {meant[0].number}" if len(meant) == 1 else ""), style="bold")
     _render(told, console)
     unread = (note for log in found.logs if log.damaged for note in log.notes)
-    _notes([*found.notes, *unread, *told.notes], console)
+    # Each log is read several times.
+    notes(console, list(dict.fromkeys([*found.notes, *unread, *told.notes])))
     if output != STDOUT:
         line(console, f"{output}: {size(told.written)} before compression; open it in https://ui.perfetto.dev")
 
@@ -187,15 +184,6 @@ def _clock(one: Aligned) -> str:
         f"clock of {host}: {sign}{span(abs(one.offset) / 1e6)} by {_many(one.calls, 'collective')} with {one.by}, "
         f"residual {span(one.residual / 1e6)}"
     )
-
-
-def _notes(notes: Sequence[str], console: Console) -> None:
-    # Each log is read several times.
-    once = list(dict.fromkeys(notes))
-    for note in once[:NOTE_ROWS]:
-        line(console, f"note: {note}", style="yellow")
-    if len(once) > NOTE_ROWS:
-        line(console, f"note: … {len(once) - NOTE_ROWS} more", style="yellow")
 
 
 def _counts(counts: Counter[str]) -> str:

@@ -32,6 +32,9 @@ _NUMBER = f"""here.calls = _key = here.calls + 1
         here.recent[_key & {RECENT - 1}] = _cell
         here.sizes[_key & {RECENT - 1}] = _size"""
 
+# Takes what is a number of 64 bits, and nothing else: what is none is no size, rather than an error where it is added.
+_WHOLE = memoryview(bytearray(8)).cast("q")
+
 _LEAF = """
 def make(_original, _waited, _issued, _find, _local, _new_slot, _track):
     def {name}({parameters}):
@@ -63,7 +66,7 @@ def make(_original, _waited, _issued, _find, _local, _new_slot, _track):
         _bucket = _took.bit_length()
         here = _cell.group
         try:
-            _size = {size}
+            _whole[0] = _size = {size}
         except _Exception:
             _size = 0
             _cell.unsized += 1
@@ -92,7 +95,7 @@ def make(_original, _waited, _issued, _find, _local, _new_slot, _track):
         if _counts:
             here = _cell.group
             try:
-                _size = {size}
+                _whole[0] = _size = {size}
             except _Exception:
                 _size = 0
                 _outer.unsized += 1
@@ -158,6 +161,7 @@ class Leaf:
             "_Exception": Exception,
             "_BaseException": BaseException,
             "_leave_no_trace": leave_no_trace,
+            "_whole": _WHOLE,
             "_Composite": Composite,
             **{name: getattr(sizes, name) for name in sizes.__all__},
         }

@@ -66,7 +66,7 @@ def _attempt(report: Report, one: Seen, notes: Sequence[str], pictures: dict[str
     heat_name, matrix_name = f"heat-{attempt.number}", f"matrix-{attempt.number}"
     if warm is not None:
         pictures[heat_name] = pace.heat_data(attempt, warm)
-    if talking is not None and talking.total > sum(talking.unplaced.values()):
+    if talking is not None and talking.anything:
         pictures[matrix_name] = talk.matrix_data(talking)
     return join(
         opening.heading(report, attempt, one.found),

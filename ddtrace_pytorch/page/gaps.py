@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ddtrace_pytorch.cli.stall_tables import call, longest, uncounted, went_on, why
+from ddtrace_pytorch.cli.stall_tables import began, call, longest, uncounted, went_on, why
 from ddtrace_pytorch.cli.summary import Attempt
 from ddtrace_pytorch.cli.tables import span
 from ddtrace_pytorch.page.html import Html, tag
@@ -17,10 +17,7 @@ NOTE_ROWS = 100
 def stalls(attempt: Attempt) -> Html | None:
     """The longest, in order of time."""
     shown = longest(attempt.stalls, STALL_ROWS)
-    rows = [
-        ((one.at or "?")[11:19], call(one), span(one.waited_s * 1e3), why(one), went_on(one), one.message)
-        for one in shown
-    ]
+    rows = [(began(one), call(one), span(one.waited_s * 1e3), why(one), went_on(one), one.message) for one in shown]
     return section(
         "Stalls",
         table(("At", "Collective", "Waited", "Why", "Went on", "Said then"), rows, ("Waited",)),

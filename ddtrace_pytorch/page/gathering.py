@@ -61,8 +61,8 @@ class View:
         """What the next log of the attempt, which is of `rank`, came to."""
         if rank in self.rows:
             self.rows[rank].bins.pour(one.row.bins)
+            self.traffic[rank].pour(one.traffic)
         else:
-            self.rows[rank] = one.row
-        self.traffic.setdefault(rank, one.traffic)
+            self.rows[rank], self.traffic[rank] = one.row, one.traffic
         self.series.pour(one.series)
         self.histories.append(one.history)

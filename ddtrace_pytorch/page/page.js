@@ -12,8 +12,8 @@
     while (number >= 999.5 && at < units.length - 1) { number /= base; at += 1; }
     return digits(number) + units[at];
   };
-  const time = (ms) => (ms >= 60000 ? `${Math.floor(ms / 60000)}m${String(Math.round(ms / 1000) % 60).padStart(2, "0")}s`
-    : scaled(ms * 1000, 1000, ["µs", "ms", "s"]));
+  const minutes = (s) => `${Math.floor(s / 60)}m${String(s % 60).padStart(2, "0")}s`;
+  const time = (ms) => (ms >= 60000 ? minutes(Math.round(ms / 1000)) : scaled(ms * 1000, 1000, ["µs", "ms", "s"]));
   const bytes = (many) => scaled(many, 1000, ["B", "kB", "MB", "GB", "TB", "PB"]);
   const clock = (ms, fine) => new Date(ms).toISOString().slice(11, fine ? 23 : 19);
   const ranks = (some) => (some.length === 1 ? `rank ${some[0]}` : `ranks ${some[0]}–${some[some.length - 1]}`);

@@ -72,12 +72,11 @@ def matrix(name: str, drawn: Matrix | None) -> Html | None:
         f"Not in it: transfers between two ranks of larger groups ({', '.join(astray)}), for it isn't recorded which "
         "two."
     )
-    placed = drawn.total > sum(drawn.unplaced.values())
     return section(
         "Who talks to whom",
         say(f"Bytes of messages, {size(drawn.total)} in all: rows send, columns receive. Of a collective each other "
             f"rank of the group gets an equal part.{together} Torch's own are in it where their size is known."),
-        tag("div", canvas, NO_SCRIPT, class_="picture", id=name) if placed else None,
+        tag("div", canvas, NO_SCRIPT, class_="picture", id=name) if drawn.anything else None,
         lost if astray else None,
     )  # fmt: skip
 

@@ -56,6 +56,15 @@ class RankTraffic:
         elif operation not in _RECEIVES:
             sent.collectives += moved
 
+    def pour(self, other: RankTraffic) -> None:
+        """Add what another process said that was the same rank."""
+        for name, theirs in other.groups.items():
+            sent = self.groups.setdefault(name, theirs)
+            if sent is not theirs:
+                sent.label, sent.size = theirs.label or sent.label, max(theirs.size, sent.size)
+                sent.collectives += theirs.collectives
+                sent.transfers += theirs.transfers
+
 
 @dataclass
 class Matrix:
@@ -69,6 +78,11 @@ class Matrix:
     levels: str
     total: int
     unplaced: dict[str, int]
+
+    @property
+    def anything(self) -> bool:
+        """Whether there is something in it to see."""
+        return self.total > sum(self.unplaced.values())
 
 
 def draw(ranks: Mapping[int, RankTraffic]) -> Matrix | None:

@@ -108,7 +108,7 @@ def among_more(odd: Oddity, rings: Mapping[int, Ring], more: Mapping[int, Ring])
         if found.usual is not None and found.odd.keys() < rings.keys():
             right = next(rank for rank in rings if rank not in found.odd)
             # Of the others' calls less is known.
-            details = {rank: odd.odd[rank] if one is Detail.SIZE else one for rank, one in found.odd.items()}
+            details = {rank: odd.odd.get(rank, one) if one is Detail.SIZE else one for rank, one in found.odd.items()}
             return Oddity(odd.key, rings[right].get(odd.key, found.usual), details)
     return odd
 

@@ -206,12 +206,15 @@ class Standstill:
     def _judge(self) -> Verdict | None:
         since = self._now()
         verdict, states = self._look()
-        looks = 1
-        while verdict is not None and may_change(verdict, states, since) and looks <= LOOKS:
-            looks = LOOKS + 1 if self._leaving.is_set() else looks + 1
+        for _ in range(LOOKS):
+            if verdict is None or not may_change(verdict, states, since):
+                break
+            leaves = self._leaving.is_set()
             time.sleep(BETWEEN_LOOKS_SECONDS)
             newer, states = self._look()
             verdict = newer or verdict
+            if leaves:
+                break
         return verdict
 
     def _look(self) -> tuple[Verdict | None, Mapping[int, RankState]]:

@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from ddtrace_pytorch.cli.terminal import visible
 from ddtrace_pytorch.page import heat, traffic
 from ddtrace_pytorch.page.bins import MOST, Bins
+from ddtrace_pytorch.page.gathering import RankView, View
 from ddtrace_pytorch.page.heat import Row
 from ddtrace_pytorch.page.html import data, own, tag
 from ddtrace_pytorch.page.plots import plots
 from ddtrace_pytorch.page.series import MOST_NAMES, AllSeries, Numbers
 from ddtrace_pytorch.page.traffic import RankTraffic
+from ddtrace_pytorch.stalls.history import History
 
 MS = 1_000_000
 T0 = 1_790_000_000 * 10**9
@@ -41,7 +43,6 @@ class Parsed(HTMLParser):
         self.text += text
 
 
-@settings(deadline=None)
 @given(st.text())
 def test_whatever_text_is_it_stays_text(text: str) -> None:
     shown = "\n".join(visible(line) for line in text.split("\n"))
@@ -50,7 +51,7 @@ def test_whatever_text_is_it_stays_text(text: str) -> None:
     assert parsed.text == shown + "|"
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.recursive(st.text(), lambda some: st.lists(some) | st.dictionaries(st.text(), some)))
 def test_data_comes_back_and_ends_no_element(value: Any) -> None:
     written = data({"it": value})
@@ -63,7 +64,6 @@ def test_only_what_is_our_own_is_not_escaped() -> None:
     assert tag("input", checked=True, disabled=False, data_of="a\"'b") == '<input checked data-of="a&quot;&#x27;b">'
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(-(10**6), 10**9), st.integers(-1000, 1000)), min_size=1), st.integers(0, 40))
 def test_bins_that_are_poured_together_are_as_if_all_were_in_one(added: list[tuple[int, int]], at: int) -> None:
     together, first, second = (Bins(Numbers) for _ in range(3))
@@ -178,6 +178,16 @@ def test_of_many_ranks_blocks_talk_to_blocks() -> None:
     size = len(drawn.blocks[0])
     assert found[0, 1] == pytest.approx(size * size, rel=0.1)
     assert found[5, 5] == pytest.approx(size * 10**6, rel=0.1)
+
+
+def test_two_that_were_the_same_rank_count_together() -> None:
+    view = View()
+    for rank, moved in ((0, 100), (0, 300), (1, 50)):
+        view.add(rank, RankView(History(rank, {}), traffic=told(("w", "all_reduce", 2, moved))))
+    drawn = traffic.draw(view.traffic)
+    assert drawn is not None
+    assert cells(drawn) == pytest.approx({(0, 1): 400, (1, 0): 50}, rel=0.02)
+    assert drawn.total == 450
 
 
 def test_nobody_who_says_anything_makes_no_picture() -> None:

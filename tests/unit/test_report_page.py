@@ -209,6 +209,18 @@ def test_a_page_that_cannot_be_written_is_an_error_and_leaves_what_was_there(
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["page.html"]
 
 
+def test_a_device_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    """As root, that would take it away from everybody."""
+    root = Training(tmp_path / "log", 1, 2).write()
+    device = tmp_path / "null"
+    device.symlink_to(os.devnull)
+    result = run(root, "--html", str(device))
+    assert result.exit_code == 0, result.output
+    assert device.is_char_device()
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == []
+    assert "can't write" in run(root, "--html", str(tmp_path / "log")).output
+
+
 def test_the_page_goes_to_standard_output_too_and_json_beside_it(tmp_path: Path) -> None:
     root = Training(tmp_path, 1, 2).write()
     assert run(root, "--html", "-").stdout.startswith("<!doctype html>")

@@ -568,3 +568,22 @@ def test_a_call_too_many_in_words() -> None:
     assert verdict is not None
     assert (verdict.kind, verdict.detail, verdict.ranks) == (Kind.MISMATCH, Detail.EXTRA, (3,))
     assert "rank 3 made a call too many: is in reduce_scatter_tensor #10" in message(verdict)
+
+
+def test_of_whom_only_the_size_is_known_that_is_told() -> None:
+    """Three of `tp` disagree by shape; what 2 made is over, and only by its bytes do others tell that it was odd."""
+
+    def made(rank: int, mine: Group, size: int, over: bool) -> RankState:
+        shape, dtype = (None, None) if over else ((size // 4,), "float32")
+        before = call(6, bytes=64, shape=None, dtype=None)
+        last = call(7, bytes=size, shape=shape, dtype=dtype)
+        return rank_in(rank, here(mine, 7, None if over else last, [before, last] if over else [before]))
+
+    trios = [Group(f"tp {first}", "tp", (first, first + 1, first + 2)) for first in (0, 3, 6)]
+    rest = [made(rank, one, 32, over=True) for one in trios[1:] for rank in one.ranks]
+    verdict = verdict_of(
+        made(0, trios[0], 16, over=False), made(1, trios[0], 32, over=False), made(2, trios[0], 16, over=True), *rest,
+        world=9,
+    )  # fmt: skip
+    told = {one.rank: one.detail for one in verdict.culprits}
+    assert (verdict.kind, told) == (Kind.MISMATCH, {0: Detail.SHAPE, 2: Detail.SIZE})

@@ -74,13 +74,11 @@ def is_one_against_one(plan: Plan) -> bool:
     return plan.fault == "skip" and (plan.group, CALLS[plan.call]) == ("world", "broadcast")
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("fault", ["skip", "extra", "order", "shape", "dtype", "circle"])
 def test_every_fault_is_told(fault: str) -> None:
     check(fault, root_waits=True)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("fault", ["skip", "extra"])
 def test_every_fault_is_told_where_roots_go_on(fault: str) -> None:
     check(fault, root_waits=False)

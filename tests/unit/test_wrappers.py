@@ -473,6 +473,14 @@ def test_totals_beyond_64_bits(ledger: Ledger) -> None:
     assert only(ledger).bytes == (2**63 - 1 if plain_numbers.exist else 2**63 + 2**62)
 
 
+@pytest.mark.parametrize("size", [2**63, -(2**63) - 1, None, 1.5, "much"])
+def test_what_is_no_number_of_64_bits_is_no_size(ledger: Ledger, size: Any) -> None:
+    ours = wrapped(ledger, "all_reduce", all_reduce)
+    for one in (Tensor(size), Tensor(3), Tensor(size)):
+        assert ours(one) is None
+    assert (only(ledger).count, only(ledger).bytes, only(ledger).unsized) == (3, 3, 2)
+
+
 def test_messages_of_many_tensors(ledger: Ledger) -> None:
     def all_to_all(
         output_tensor_list: Any, input_tensor_list: Any, group: Any = None, async_op: bool = False
