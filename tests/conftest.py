@@ -52,9 +52,15 @@ ONCE = (
     "faults/test_last_words.py", "faults/test_records.py", "faults/test_sigterm.py",
 )  # fmt: skip
 
+# What costs much and goes as deep into torch as anything: CI runs it on the newest release (`-m "not newest"` on others).
+NEWEST = ("compat/test_records_compiled.py", "compat/test_sharded.py")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
-        if item.path.is_relative_to(here) and item.path.relative_to(here).as_posix() in ONCE:
+        file = item.path.relative_to(here).as_posix() if item.path.is_relative_to(here) else None
+        if file in ONCE:
             item.add_marker(pytest.mark.once)
+        elif file in NEWEST:
+            item.add_marker(pytest.mark.newest)

@@ -67,6 +67,7 @@ MANY_ENDS = """
 """
 
 
+@pytest.mark.once
 def test_twenty_jobs_end_as_they_would(jobs: Jobs) -> None:
     result = jobs.run([*PYTHON, jobs.script(MANY_ENDS), "1"], environment(None, **IMPATIENT_RESOLVER)).ok()
     endings = {"destroy": [0], "nothing": [0], "raise": [1], "exit": [3]}
