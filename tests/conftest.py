@@ -52,7 +52,7 @@ ONCE = (
     "faults/test_last_words.py", "faults/test_records.py", "faults/test_sigterm.py",
 )  # fmt: skip
 
-# What costs much and goes as deep into torch as anything: CI runs it on the newest release (`-m "not newest"` on others).
+# What costs much and goes as deep into torch as anything: CI runs it on the newest release alone.
 NEWEST = ("compat/test_records_compiled.py", "compat/test_sharded.py")
 
 
