@@ -139,8 +139,8 @@ def test_where_many_groups_disagree_none_tells_who_is_wrong_in_another() -> None
 
     one = verdict_of(*states({3}), world=24)
     assert (one.kind, one.ranks) == (Kind.MISMATCH, (3,))
-    all_of_them = verdict_of(*states({*range(1, 24, 2)}), world=24)
-    assert (all_of_them.kind, all_of_them.ranks) == (Kind.MISMATCH, tuple(range(24)))
+    many = verdict_of(*states({*range(1, 18, 2)}), world=24)
+    assert (many.kind, many.ranks) == (Kind.MISMATCH, tuple(range(18)))
 
 
 def test_two_against_two_names_all() -> None:
