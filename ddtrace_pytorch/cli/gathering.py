@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from ddtrace_pytorch.cli import collectives, records, stalls, steps
+from ddtrace_pytorch.cli.page import gathering as pictures
+from ddtrace_pytorch.cli.page.gathering import RankView, View
 from ddtrace_pytorch.cli.progress import Progress
 from ddtrace_pytorch.cli.stalls import Stalls
-from ddtrace_pytorch.page import gathering as pictures
-from ddtrace_pytorch.page.gathering import RankView, View
 from ddtrace_pytorch.runlog.reader import RankLog, read, size_of
 from ddtrace_pytorch.timeline.crew import each, workers_for
 

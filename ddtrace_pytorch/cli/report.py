@@ -19,6 +19,7 @@ from ddtrace_pytorch.cli.collective_tables import (
     worth_telling,
 )
 from ddtrace_pytorch.cli.output import STDOUT, written
+from ddtrace_pytorch.cli.page.gathering import View
 from ddtrace_pytorch.cli.progress import progress_bar
 from ddtrace_pytorch.cli.record_tables import render_records
 from ddtrace_pytorch.cli.stall_tables import render_stalls
@@ -28,7 +29,6 @@ from ddtrace_pytorch.cli.tables import duration, known, line, notes, row, size, 
 from ddtrace_pytorch.cli.terminal import standard_output
 from ddtrace_pytorch.collectives.dump_files import is_dump
 from ddtrace_pytorch.identity.introduction import GENERATED
-from ddtrace_pytorch.page.gathering import View
 
 JOB_ROWS = 10
 RANK_ROWS = 32
@@ -216,7 +216,7 @@ def report(
             result = summarise(found, job, attempt, calls, progress)
     else:
         # Most reports need nothing of it.
-        from ddtrace_pytorch.page.telling import page_of
+        from ddtrace_pytorch.cli.page.telling import page_of
 
         views: dict[str, View] = {}
         # Before the reading: who waits for long should not hear then that it was for nothing.

@@ -16,6 +16,7 @@ from typing import Any
 from ddtrace_pytorch.cli.choice import jobs_in, meant_attempts
 from ddtrace_pytorch.cli.collectives import Group
 from ddtrace_pytorch.cli.gathering import gather, of_each
+from ddtrace_pytorch.cli.page.gathering import View
 from ddtrace_pytorch.cli.progress import Progress, silent
 from ddtrace_pytorch.cli.records import Recorded
 from ddtrace_pytorch.cli.single_calls import SingleCall
@@ -23,7 +24,6 @@ from ddtrace_pytorch.cli.slow_groups import SlowGroup, slow_among
 from ddtrace_pytorch.cli.stalls import Stall
 from ddtrace_pytorch.cli.steps import Steps
 from ddtrace_pytorch.cli.stragglers import Stragglers
-from ddtrace_pytorch.page.gathering import View
 from ddtrace_pytorch.runlog.fields import integer, mapping, text
 from ddtrace_pytorch.runlog.reader import RankLog, Scan, read
 from ddtrace_pytorch.settings import BadValue, RankChoice, rank_choice

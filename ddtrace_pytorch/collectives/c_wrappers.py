@@ -7,7 +7,6 @@ nearly twice the cost.
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
@@ -15,30 +14,26 @@ from typing import Any
 from ddtrace_pytorch.collectives import sizes
 from ddtrace_pytorch.collectives.generated import signature_of
 from ddtrace_pytorch.collectives.in_flight import InFlight, Slot
-from ddtrace_pytorch.collectives.surface import Operation
+from ddtrace_pytorch.collectives.surface import BYTES_OF_ONE, Operation
 from ddtrace_pytorch.compiler import leave_uncompiled
 from ddtrace_pytorch.ledger import Cell, Group, Line, times_of
+from ddtrace_pytorch.plain_numbers import exist
 
-try:
+if exist:
     from ddtrace_pytorch.collectives import _counting
-except ImportError:
-    exists = False
-else:
-    exists = True
 
 # What sums up the times of cells.
-times: Callable[[dict[Cell, None]], int] = _counting.times if exists else times_of
+times: Callable[[dict[Cell, None]], int] = _counting.times if exist else times_of
 
 # What makes a function that follows Works; None without that part.
-tracker = _counting.tracker if exists else None
+tracker = _counting.tracker if exist else None
 
 _NOTHING = (-1, "")
-_BYTES_OF_ONE = re.compile(r"(\w+)\.nbytes")
 
 
 def prepare(torch: Any) -> None:
     """Once, before the first :func:`instrument`."""
-    if exists:
+    if exist:
         _counting.lay_out(Cell, Line, Group, Slot, torch.Tensor, dtypes(torch))
 
 
@@ -63,7 +58,7 @@ def instrument(
     """
     parameters = inspect.signature(original).parameters
     at = {name: (position, name) for position, name in enumerate(parameters)}
-    one = _BYTES_OF_ONE.fullmatch(operation.size)
+    one = BYTES_OF_ONE.fullmatch(operation.size)
     has_size_of_its_own = one is None and operation.size != "0"
     copy = FunctionType(
         original.__code__, original.__globals__, original.__name__, original.__defaults__, original.__closure__

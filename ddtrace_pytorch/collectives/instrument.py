@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ddtrace_pytorch import compiler, in_place
+from ddtrace_pytorch import compiler, in_place, plain_numbers
 from ddtrace_pytorch.border import safely, warn_once
 from ddtrace_pytorch.collectives import (
     c_wrappers,
@@ -48,7 +48,7 @@ class Instrument:
         self._groups = groups
         self._lives = lives
         self._forced = forced
-        self._may_use_c = c_wrappers.exists and forced != "python"
+        self._may_use_c = plain_numbers.exist and forced != "python"
         self._waits = Waits(torch.distributed.distributed_c10d.Work, self.in_flight, self._may_use_c)
         self._track = self._waits.track
         self._listening = Listening(ledger)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 
-_NBYTES = re.compile(r"(\w+)\.nbytes")
+BYTES_OF_ONE = re.compile(r"(\w+)\.nbytes")
 
 
 class Kind(Enum):
@@ -95,7 +95,7 @@ class Operation:
 
     def for_release(self, release: tuple[int, int]) -> Operation:
         """The row with a size that tensors of torch `release` can be asked for."""
-        return self if release >= (2, 1) else replace(self, size=_NBYTES.sub(r"nbytes(\1)", self.size))
+        return self if release >= (2, 1) else replace(self, size=BYTES_OF_ONE.sub(r"nbytes(\1)", self.size))
 
     def parameters_in(self, release: tuple[int, int]) -> tuple[str, ...]:
         """The parameters that the function has in torch `release`, in order."""

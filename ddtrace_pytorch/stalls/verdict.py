@@ -21,6 +21,8 @@ from ddtrace_pytorch.stalls.roll import Call, Life, RankState
 from ddtrace_pytorch.stalls.waits import FRESH, Place, Spot, faulty_in, places_of, waits_in
 
 THRESHOLD = 10 * 10**9
+# Where ranks disagree in more groups than that at once, no other group is taken for a witness: each is one of many.
+UNDECIDED = 8
 
 
 class Kind(Enum):
@@ -215,12 +217,16 @@ def _oddities(places: Mapping[Spot, Place], heard: Mapping[int, RankState]) -> d
     for spot, place in places.items():
         if spot.key:
             waited.setdefault(spot.group, []).append(place)
+    rings_of = {
+        name: {rank: ring_of(heard[rank], name) for rank in here[0].any_wait.group.ranks if rank in heard}
+        for name, here in waited.items()
+    }
+    odd_in = {name: oddity(rings_of[name], [place.spot.key for place in here]) for name, here in waited.items()}
+    undecided = sum(odd is not None and odd.usual is None for odd in odd_in.values())
     found = {}
     for name, here in waited.items():
-        members = here[0].any_wait.group.ranks
-        rings = {rank: ring_of(heard[rank], name) for rank in members if rank in heard}
-        odd = oddity(rings, [place.spot.key for place in here])
-        if odd is not None and odd.usual is None:
+        rings, odd = rings_of[name], odd_in[name]
+        if odd is not None and odd.usual is None and undecided <= UNDECIDED:
             odd = among_more(odd, rings, kin(here[0].any_wait.group, odd.key, rings, heard))
         odd = odd or _beyond_the_end(here, heard)
         if odd is None and all(not place.lacks and not place.runs for place in here):

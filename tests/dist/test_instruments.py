@@ -11,7 +11,8 @@ from harness.job import DDTRACE_RUN, Jobs, environment, torchrun
 from harness.log import of_type, rank_spans
 from harness.releases import MISSING, without
 
-from ddtrace_pytorch.collectives import c_wrappers, native_hooks
+from ddtrace_pytorch import plain_numbers
+from ddtrace_pytorch.collectives import native_hooks
 
 pytestmark = pytest.mark.dist
 
@@ -211,7 +212,7 @@ def rank_of(record: Any) -> int:
 
 @pytest.mark.parametrize(("forced", "used"), [("in_place", "in_place"), ("python", "in_place"), ("wrapt", "wrapt")])
 def test_functions_alone_count_what_goes_through_them(jobs: Jobs, tmp_path: Path, forced: str, used: str) -> None:
-    assert c_wrappers.exists, "built with the wheel; `pip install -e .` builds it too"
+    assert plain_numbers.exist, "built with the wheel; `pip install -e .` builds it too"
     _, counted, in_use = run(jobs, EVERYTHING, tmp_path / "log", forced)
     assert in_use == [used, used]
     assert counted == here(BY_FUNCTION)

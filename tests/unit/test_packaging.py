@@ -58,7 +58,7 @@ def test_wheel_holds_every_module_and_its_type_marker(wheel: zipfile.ZipFile) ->
 
 
 def test_wheel_holds_what_the_page_of_a_report_is_made_of(wheel: zipfile.ZipFile) -> None:
-    for name in ("ddtrace_pytorch/page/page.css", "ddtrace_pytorch/page/page.js"):
+    for name in ("ddtrace_pytorch/cli/page/page.css", "ddtrace_pytorch/cli/page/page.js"):
         assert wheel.read(name) == (ROOT / name).read_bytes()
 
 

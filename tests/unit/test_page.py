@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ddtrace_pytorch.cli.page import heat, traffic
+from ddtrace_pytorch.cli.page.bins import MOST, Bins
+from ddtrace_pytorch.cli.page.gathering import RankView, View
+from ddtrace_pytorch.cli.page.heat import Row
+from ddtrace_pytorch.cli.page.html import data, own, tag
+from ddtrace_pytorch.cli.page.plots import plots
+from ddtrace_pytorch.cli.page.series import MOST_NAMES, AllSeries, Numbers
+from ddtrace_pytorch.cli.page.traffic import RankTraffic
 from ddtrace_pytorch.cli.terminal import visible
-from ddtrace_pytorch.page import heat, traffic
-from ddtrace_pytorch.page.bins import MOST, Bins
-from ddtrace_pytorch.page.gathering import RankView, View
-from ddtrace_pytorch.page.heat import Row
-from ddtrace_pytorch.page.html import data, own, tag
-from ddtrace_pytorch.page.plots import plots
-from ddtrace_pytorch.page.series import MOST_NAMES, AllSeries, Numbers
-from ddtrace_pytorch.page.traffic import RankTraffic
 from ddtrace_pytorch.stalls.history import History
 
 MS = 1_000_000

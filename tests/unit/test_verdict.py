@@ -123,6 +123,26 @@ def test_a_shape_that_is_only_arranged_otherwise_is_none() -> None:
     assert (verdict.kind, verdict.ranks) == (Kind.ABSENT, (3,))
 
 
+def test_where_many_groups_disagree_none_tells_who_is_wrong_in_another() -> None:
+    pairs = [Group(f"p{at}", "tp", (2 * at, 2 * at + 1)) for at in range(12)]
+
+    def states(wrong: set[int]) -> list[RankState]:
+        made = []
+        for pair in pairs:
+            for rank in pair.ranks:
+                if wrong.isdisjoint(pair.ranks):
+                    made.append(rank_in(rank, here(pair, 9, None, ring("aaaaaaaaa"))))
+                else:
+                    last = call(9, "broadcast" if rank in wrong else "all_reduce")
+                    made.append(rank_in(rank, here(pair, 9, last, ring("aaaaaaaa"))))
+        return made
+
+    one = verdict_of(*states({3}), world=24)
+    assert (one.kind, one.ranks) == (Kind.MISMATCH, (3,))
+    many = verdict_of(*states({*range(1, 18, 2)}), world=24)
+    assert (many.kind, many.ranks) == (Kind.MISMATCH, tuple(range(18)))
+
+
 def test_two_against_two_names_all() -> None:
     verdict = verdict_of(waits(0), waits(1), waits(2, dtype="int64"), waits(3, dtype="int64"))
     assert (verdict.kind, verdict.detail, verdict.ranks, verdict.usual) == (

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ddtrace_pytorch.page.bins import Bins
+from ddtrace_pytorch.cli.page.bins import Bins
 from ddtrace_pytorch.runlog.fields import TOO_LARGE, integer, mapping, number
 
 # Rows of a picture: one rank each, or several that are next to each other.

@@ -7,14 +7,14 @@ from itertools import islice
 
 from ddtrace_pytorch.cli import diagnosis
 from ddtrace_pytorch.cli.collective_tables import blame
-from ddtrace_pytorch.cli.diagnose import end_rows, rank_rows, stacks
+from ddtrace_pytorch.cli.diagnosis_tables import end_rows, rank_rows, stacks
+from ddtrace_pytorch.cli.page.html import Html, join, tag
+from ddtrace_pytorch.cli.page.parts import card, facts, fold, more, say, section, table
 from ddtrace_pytorch.cli.step_tables import SHARES, slow_in_words
 from ddtrace_pytorch.cli.steps import AllSteps
 from ddtrace_pytorch.cli.summary import Attempt, Report
 from ddtrace_pytorch.cli.tables import duration, known, span
 from ddtrace_pytorch.identity.introduction import GENERATED
-from ddtrace_pytorch.page.html import Html, join, tag
-from ddtrace_pytorch.page.parts import card, facts, fold, more, say, section, table
 
 SENTENCES = 3
 HOSTS_SHOWN = 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ddtrace_pytorch.page.html import Child, Html, escaped, join, tag
+from ddtrace_pytorch.cli.page.html import Child, Html, escaped, join, tag
 
 # Characters; such a cell gets room for a few words on each line.
 LONG = 30

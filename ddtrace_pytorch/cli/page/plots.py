@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from ddtrace_pytorch.page.html import Html, tag
-from ddtrace_pytorch.page.parts import say
-from ddtrace_pytorch.page.series import AllSeries, Series
+from ddtrace_pytorch.cli.page.html import Html, tag
+from ddtrace_pytorch.cli.page.parts import say
+from ddtrace_pytorch.cli.page.series import AllSeries, Series
 
 WIDTH, HEIGHT = 300.0, 100.0
 MARGIN = 6.0

@@ -7,13 +7,13 @@ from datetime import datetime
 from typing import Any
 
 from ddtrace_pytorch.cli.collective_tables import blame
+from ddtrace_pytorch.cli.page.heat import HeatMap
+from ddtrace_pytorch.cli.page.html import Html, join, tag
+from ddtrace_pytorch.cli.page.parts import NO_SCRIPT, fold, more, say, section, table
 from ddtrace_pytorch.cli.step_tables import reasons
 from ddtrace_pytorch.cli.steps import NOTABLE, RankSteps
 from ddtrace_pytorch.cli.summary import Attempt, Rank
 from ddtrace_pytorch.cli.tables import duration, span
-from ddtrace_pytorch.page.heat import HeatMap
-from ddtrace_pytorch.page.html import Html, join, tag
-from ddtrace_pytorch.page.parts import NO_SCRIPT, fold, more, say, section, table
 
 SLOW_ROWS = 24
 RANK_ROWS = 2048

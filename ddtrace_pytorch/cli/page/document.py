@@ -1,7 +1,7 @@
 """The page as a whole: what a :class:`~ddtrace_pytorch.cli.summary.Report` and its diagnosis say, and the pictures.
 
 Nothing in it can be fetched or run but its own style sheet and script, which the policy in its head names by their
-hashes; what comes from logs is text (:mod:`~ddtrace_pytorch.page.html`).
+hashes; what comes from logs is text (:mod:`~ddtrace_pytorch.cli.page.html`).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 from ddtrace_pytorch import __version__
 from ddtrace_pytorch.cli import diagnosis
+from ddtrace_pytorch.cli.page import gaps, heat, opening, pace, said, talk, traffic
+from ddtrace_pytorch.cli.page.gathering import View
+from ddtrace_pytorch.cli.page.html import Html, data, join, own, tag
 from ddtrace_pytorch.cli.summary import Attempt, Report
-from ddtrace_pytorch.page import gaps, heat, opening, pace, said, talk, traffic
-from ddtrace_pytorch.page.gathering import View
-from ddtrace_pytorch.page.html import Html, data, join, own, tag
 
 
 class Seen(NamedTuple):

@@ -17,11 +17,11 @@ from ddtrace_pytorch.cli.collective_tables import (
     torchs_own,
 )
 from ddtrace_pytorch.cli.collectives import Group
+from ddtrace_pytorch.cli.page.html import Html, join, tag
+from ddtrace_pytorch.cli.page.parts import NO_SCRIPT, fold, more, say, section, table
+from ddtrace_pytorch.cli.page.traffic import Matrix
 from ddtrace_pytorch.cli.summary import Attempt
 from ddtrace_pytorch.cli.tables import size
-from ddtrace_pytorch.page.html import Html, join, tag
-from ddtrace_pytorch.page.parts import NO_SCRIPT, fold, more, say, section, table
-from ddtrace_pytorch.page.traffic import Matrix
 
 GROUPS_OPEN = 6
 GROUPS_SHOWN = 64

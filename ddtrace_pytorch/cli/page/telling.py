@@ -8,9 +8,9 @@ from functools import partial
 from ddtrace_pytorch import settings
 from ddtrace_pytorch.cli.choice import jobs_in
 from ddtrace_pytorch.cli.diagnosis import dumps_in, of_attempt
+from ddtrace_pytorch.cli.page.document import Seen, page
+from ddtrace_pytorch.cli.page.gathering import View
 from ddtrace_pytorch.cli.summary import Report
-from ddtrace_pytorch.page.document import Seen, page
-from ddtrace_pytorch.page.gathering import View
 from ddtrace_pytorch.runlog.reader import Scan
 from ddtrace_pytorch.stalls import places
 from ddtrace_pytorch.stalls.recovery import look

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ddtrace_pytorch.cli.page.heat import Row
+from ddtrace_pytorch.cli.page.series import AllSeries
+from ddtrace_pytorch.cli.page.traffic import RankTraffic
 from ddtrace_pytorch.collectives.telling import SUMMARY
-from ddtrace_pytorch.page.heat import Row
-from ddtrace_pytorch.page.series import AllSeries
-from ddtrace_pytorch.page.traffic import RankTraffic
 from ddtrace_pytorch.runlog.reader import RankLog
 from ddtrace_pytorch.stalls import history
 from ddtrace_pytorch.stalls.history import History

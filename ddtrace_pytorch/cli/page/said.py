@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from ddtrace_pytorch.cli.page.html import Html
+from ddtrace_pytorch.cli.page.parts import more, section, table
+from ddtrace_pytorch.cli.page.plots import plots
+from ddtrace_pytorch.cli.page.series import AllSeries
 from ddtrace_pytorch.cli.record_tables import KINDS, Kind
 from ddtrace_pytorch.cli.records import Recorded
-from ddtrace_pytorch.page.html import Html
-from ddtrace_pytorch.page.parts import more, section, table
-from ddtrace_pytorch.page.plots import plots
-from ddtrace_pytorch.page.series import AllSeries
 
 ROWS = 200
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ddtrace_pytorch.cli.page.html import Html, tag
+from ddtrace_pytorch.cli.page.parts import more, say, section, table
 from ddtrace_pytorch.cli.stall_tables import began, call, longest, uncounted, went_on, why
 from ddtrace_pytorch.cli.summary import Attempt
 from ddtrace_pytorch.cli.tables import span
-from ddtrace_pytorch.page.html import Html, tag
-from ddtrace_pytorch.page.parts import more, say, section, table
 
 STALL_ROWS = 60
 NOTE_ROWS = 100

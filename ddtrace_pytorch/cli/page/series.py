@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddtrace_pytorch.page.bins import Bins
+from ddtrace_pytorch.cli.page.bins import Bins
 from ddtrace_pytorch.runlog.fields import TOO_LARGE, integer, mapping
 
 # Names that get a plot; of more, those that are there first.
