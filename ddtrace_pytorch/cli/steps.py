@@ -112,13 +112,8 @@ def _all(ranks: Sequence[RankSteps], together: Times) -> AllSteps | None:
         for part in ("data", "collective", "optimizer", "compute")
     )
     return AllSteps(
+        **_speed(together),
         steps=max(one.steps for one in ranks),
-        per_second=together.count / ((together.total or 1) / 1e9),
-        mean_ms=together.total / together.count / 1e6,
-        p50_ms=together.percentile(0.5) / 1e6,
-        p95_ms=together.percentile(0.95) / 1e6,
-        p99_ms=together.percentile(0.99) / 1e6,
-        max_ms=together.longest / 1e6,
         share_data=data,
         share_collective=collective,
         share_optimizer=optimizer,
@@ -188,22 +183,29 @@ class OfRank:
         wall = times.total or 1
         shares = {name: part / wall for name, part in parts.items()}
         return RankSteps(
+            **_speed(times),
             rank=self._rank,
             steps=steps,
             first_ms=apart[0]["duration"] / 1e6 if apart else None,
             first_step=self._first,
             last_step=self._last,
-            per_second=times.count / (wall / 1e9),
-            mean_ms=times.total / times.count / 1e6,
-            p50_ms=times.percentile(0.5) / 1e6,
-            p95_ms=times.percentile(0.95) / 1e6,
-            p99_ms=times.percentile(0.99) / 1e6,
-            max_ms=times.longest / 1e6,
             share_data=shares["data"],
             share_collective=shares["collective"],
             share_optimizer=shares["optimizer"],
             share_compute=max(1 - sum(shares.values()), 0.0),
         )
+
+
+def _speed(times: Times) -> dict[str, float]:
+    """What is told of a rank, and of all, by the times of the steps alone; there is at least one."""
+    return {
+        "per_second": times.count / ((times.total or 1) / 1e9),
+        "mean_ms": times.total / times.count / 1e6,
+        "p50_ms": times.percentile(0.5) / 1e6,
+        "p95_ms": times.percentile(0.95) / 1e6,
+        "p99_ms": times.percentile(0.99) / 1e6,
+        "max_ms": times.longest / 1e6,
+    }
 
 
 def _add(parts: dict[str, int], metrics: Mapping[str, Any]) -> None:

@@ -123,7 +123,7 @@ def _by_bytes(rings: Mapping[int, Ring], key: int) -> dict[int, Ring]:
 def goes_like(one: Ring, other: Ring, key: int) -> bool:
     """Whether two ranks of different groups made the same calls before number `key`, as far as both are known."""
     both = [at for at in one.keys() & other.keys() if at < key]
-    return bool(both) and all(_alike_but_for_root(one[at], other[at]) for at in both)
+    return bool(both) and all(_alike(one[at], other[at], roots=False) for at in both)
 
 
 def unheard_of(ring: Ring, key: int) -> bool:
@@ -206,13 +206,10 @@ def _same(calls: Ring, others: Ring, shift: int) -> bool:
     return bool(pairs) and all(_alike(one, other) for one, other in pairs)
 
 
-def _alike(one: Call, other: Call) -> bool:
-    return _difference({0: one, 1: other}) is None
-
-
-def _alike_but_for_root(one: Call, other: Call) -> bool:
+def _alike(one: Call, other: Call, roots: bool = True) -> bool:
+    """Whether they are the same, as far as both are known; `roots`: also in who is the root."""
     for detail, aspect in _ASPECTS:
-        if detail is not Detail.ROOT:
+        if roots or detail is not Detail.ROOT:
             here, there = aspect(one), aspect(other)
             if here != there and here is not None and there is not None:
                 return False

@@ -21,7 +21,8 @@ from ddtrace_pytorch.stalls.roll import Call, Life, RankState
 from ddtrace_pytorch.stalls.waits import FRESH, Place, Spot, faulty_in, places_of, waits_in
 
 THRESHOLD = 10 * 10**9
-# Where ranks disagree in more groups than that at once, no other group is taken for a witness: each is one of many.
+# One fault makes ranks disagree in few groups. Where there are more, none is compared with all others: among a thousand
+# ranks that takes minutes.
 UNDECIDED = 8
 
 
