@@ -19,7 +19,7 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple, Protocol
 
 from ddtrace_pytorch.histogram import BUCKETS, percentile
-from ddtrace_pytorch.plain_numbers import CellNumbers, GroupNumbers, zeros
+from ddtrace_pytorch.plain_numbers import CellNumbers, GroupNumbers, LineNumbers, series
 from ddtrace_pytorch.sampling import following, level_for
 
 NEVER = sys.maxsize
@@ -44,9 +44,9 @@ class Group(GroupNumbers):
 
     `name` is torch's, the same on every member; `label` what a person calls it (``dp``, ``world``); `ranks` the global
     ranks in the group's order; `calls` the number of collectives that came back on it, which all its ranks agree on;
-    `recent` and `sizes` the cells and bytes of the last ones, where number n is at n modulo :data:`RECENT`; `sampled`
-    the number of the next one to be recorded by itself, of which there were `samples` since the last beat; `scattered`
-    by how many the tensors of coalesced reduce_scatters outnumber the calls.
+    `recent` the last ones, two numbers each: that of the cell plus 1 (0: there was none), and the bytes, call n at 2n
+    modulo twice :data:`RECENT`; `sampled` the number of the next one to be recorded by itself, of which there were
+    `samples` since the last beat; `scattered` by how many the tensors of coalesced reduce_scatters outnumber the calls.
     """
 
     __slots__ = (
@@ -65,7 +65,6 @@ class Group(GroupNumbers):
         "samples",
         "scattered",
         "size",
-        "sizes",
         "timeout",
     )  # fmt: skip
 
@@ -83,8 +82,7 @@ class Group(GroupNumbers):
         # again. One that fails on its way (a peer that is gone or late) was issued, so torch counts it, on this rank
         # and perhaps not on others; but nothing can be told of the group after that, because everything on it fails.
         self.calls = 0
-        self.recent: list[Cell | None] = [None] * RECENT
-        self.sizes = zeros(RECENT)
+        self.recent = series(self, 2 * RECENT)
         self.scattered = 0
         self.sampled = 1
         self.level = 0
@@ -98,8 +96,9 @@ class Group(GroupNumbers):
     def number(self, cell: Cell, size: int) -> int:
         """Count a collective of `cell` that moved `size` bytes among the group's; gives its number."""
         self.calls = key = self.calls + 1
-        self.recent[key & (RECENT - 1)] = cell
-        self.sizes[key & (RECENT - 1)] = size
+        place = 2 * (key & (RECENT - 1))
+        self.recent[place] = cell.number + 1
+        self.recent[place + 1] = size
         return key
 
 
@@ -160,7 +159,7 @@ class Cell(CellNumbers):
         self.numbered = numbered
         self.number = next(ledger.numbers)
         self.bytes = self.time = self.errors = self.unsized = 0
-        self.buckets = zeros(BUCKETS)
+        self.buckets = series(self, BUCKETS)
         self.slowest = -1
         self.slowest_code: CodeType | None = None
         self.slowest_at = 0
@@ -245,15 +244,30 @@ def _is_inside(module: str) -> bool:
     )
 
 
-class Line:
+class Line(LineNumbers):
     """Where one wrapper looks its cells up: `default` is that of the default process group where none is given,
-    `others` go by ``id(process group)``."""
+    `others` go by ``id(process group)``; `asked`, of which process group the part in C remembers what it found there,
+    0 for none."""
 
     __slots__ = ("default", "others")
 
     def __init__(self) -> None:
         self.default: Cell | None = None
         self.others: dict[int, Cell] = {}
+        self.asked = 0
+
+    def put(self, identity: int, cell: Cell) -> None:
+        self.others[identity] = cell
+        self.asked = 0
+
+    def drop(self, identity: int) -> None:
+        self.others.pop(identity, None)
+        self.asked = 0
+
+    def clear(self) -> None:
+        self.default = None
+        self.others.clear()
+        self.asked = 0
 
 
 class Groups(Protocol):
@@ -324,7 +338,7 @@ class Ledger:
         if process_group is None:
             line.default = found
         else:
-            line.others[id(process_group)] = found
+            line.put(id(process_group), found)
         return found
 
     def group(self, process_group: Any) -> Group | None:
@@ -383,8 +397,7 @@ class Ledger:
         """From here on nothing is counted."""
         self._closed = True
         for line in tuple(self._lines.values()):
-            line.default = None
-            line.others.clear()
+            line.clear()
         self._known.clear()
 
     def forget(self, here: Group) -> None:
@@ -418,6 +431,6 @@ class _Farewell:
         if ledger is not None:
             ledger._known.pop(self._identity, None)
             for line in tuple(ledger._lines.values()):
-                line.others.pop(self._identity, None)
+                line.drop(self._identity)
                 if line.default is not None and line.default.group is self._group:
                     line.default = None

@@ -7,7 +7,7 @@ places it has to fetch, and a number of Python's is one more each time, and anot
 from __future__ import annotations
 
 from collections.abc import MutableSequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 try:
     from ddtrace_pytorch.collectives import _counting
@@ -47,14 +47,22 @@ if TYPE_CHECKING or not exist:
         address: int
         started: int
 
+    class LineNumbers:
+        """Those of a :class:`~ddtrace_pytorch.ledger.Line`."""
+
+        __slots__ = ("asked",)
+
+        asked: int
+
 else:
     CellNumbers = _counting.CellNumbers
     GroupNumbers = _counting.GroupNumbers
     SlotNumbers = _counting.SlotNumbers
+    LineNumbers = _counting.LineNumbers
 
 
-def zeros(many: int) -> MutableSequence[int]:
-    """So many numbers of 64 bits."""
+def series(owner: Any, many: int) -> MutableSequence[int]:
+    """The series of `many` numbers of 64 bits, all 0 at first, that is `owner`'s."""
     if exist:
-        return memoryview(bytearray(8 * many)).cast("q")  # type: ignore[return-value]
+        return memoryview(owner).cast("q")  # type: ignore[return-value]
     return [0] * many

@@ -250,8 +250,10 @@ def _in_call(slot: Slot) -> InCall | None:
 def _recent(here: Group, calls: int) -> tuple[Call, ...]:
     """The last ones that were counted; a thread that trains may be overwriting the oldest."""
     found = []
+    cells = {cell.number + 1: cell for cell in tuple(here.cells.values())}
     for key in range(max(1, calls - RECENT + 1), calls + 1):
-        cell, size = here.recent[key % RECENT], here.sizes[key % RECENT]
+        place = 2 * (key % RECENT)
+        cell, size = cells.get(here.recent[place]), here.recent[place + 1]
         if cell is not None and here.calls < key + RECENT:
             found.append(Call(cell.operation, key, size))
     return tuple(found)

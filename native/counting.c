@@ -19,27 +19,41 @@
 #error "relies on the interpreter's lock"
 #endif
 
-/* What the Python classes inherit: numbers that are none of Python's objects. See ddtrace_pytorch.plain_numbers. */
+#define BUCKETS 64 /* as in ddtrace_pytorch.histogram */
+#define RECENT 32  /* as in ddtrace_pytorch.ledger */
+
+/* What the Python classes inherit: numbers that are none of Python's objects, some of them a series that Python sees
+ * through a memoryview. See ddtrace_pytorch.plain_numbers. */
 typedef struct {
     PyObject_HEAD
     long long bytes, notable, number, time, unsized, waited, waits;
+    long long buckets[BUCKETS];
 } Cell;
 typedef struct {
     PyObject_HEAD
     long long calls, sampled;
+    struct {
+        long long cell, bytes;
+    } recent[RECENT];
 } Group;
 typedef struct {
     PyObject_HEAD
     long long address, started;
 } Slot;
+/* `asked`: the id of the group that was looked up last, 0 for none; whoever changes what there is to find has it be 0
+ * again, so that `found`, which is borrowed, is never looked at after its end. */
+typedef struct {
+    PyObject_HEAD
+    long long asked;
+    PyObject *found;
+} Line;
 
 /* Where their other attributes lie, for they have __slots__; filled by lay_out(). */
 static struct {
     PyTypeObject *cell, *line, *slot;
-    Py_ssize_t default_, others;        /* Line */
-    Py_ssize_t call;                    /* Slot */
-    Py_ssize_t recent, sizes;           /* Group */
-    Py_ssize_t here, buckets, numbered; /* Cell */
+    Py_ssize_t default_, others; /* Line */
+    Py_ssize_t call;           /* Slot */
+    Py_ssize_t here, numbered; /* Cell */
 } at;
 
 static PyObject *name_slot, *name_counter;
@@ -111,6 +125,22 @@ typedef struct {
     int64_t place;
 } Counter;
 
+/* The counters of functions that were called, by where the function lies; all of it borrowed. A function's attributes
+ * are far from each other in memory, and this is one place. */
+static struct {
+    PyObject *function;
+    Counter *counter;
+} called[64];
+
+#define CALLED(function) (called + ((uintptr_t)(function) / 16 * 0x9E3779B97F4A7C15u >> 58))
+
+static void uncall(Counter *gone)
+{
+    for (size_t i = 0; i < sizeof called / sizeof *called; i++)
+        if (called[i].counter == gone)
+            called[i].function = NULL;
+}
+
 /* The argument of `parameter`, borrowed; NULL where the call leaves it to its default. */
 static PyObject *argument(const Parameter *parameter, PyObject *const *args, Py_ssize_t many, PyObject *names)
 {
@@ -119,11 +149,12 @@ static PyObject *argument(const Parameter *parameter, PyObject *const *args, Py_
     if (parameter->position < many)
         return args[parameter->position];
     Py_ssize_t named = names ? PyTuple_GET_SIZE(names) : 0;
-    for (Py_ssize_t i = 0; i < named; i++) {
-        PyObject *name = PyTuple_GET_ITEM(names, i);
-        if (name == parameter->name || PyUnicode_Compare(name, parameter->name) == 0)
+    for (Py_ssize_t i = 0; i < named; i++) /* as good as always, without a look into the name */
+        if (PyTuple_GET_ITEM(names, i) == parameter->name)
             return args[many + i];
-    }
+    for (Py_ssize_t i = 0; i < named; i++)
+        if (PyUnicode_Compare(PyTuple_GET_ITEM(names, i), parameter->name) == 0)
+            return args[many + i];
     return NULL;
 }
 
@@ -131,8 +162,11 @@ static PyObject *argument(const Parameter *parameter, PyObject *const *args, Py_
 static PyObject *cell_of(Counter *self, int deferred, PyObject *group)
 {
     PyObject *line = deferred ? self->issued : self->waited, *cell;
+    Line *known = (Line *)line;
     if (group == Py_None) {
         cell = FIELD(line, at.default_);
+    } else if (known->asked == (long long)(intptr_t)group) {
+        return Py_NewRef(known->found);
     } else {
         PyObject *others = FIELD(line, at.others), *identity = PyLong_FromVoidPtr(group);
         cell = others && identity ? PyDict_GetItemWithError(others, identity) : NULL;
@@ -141,6 +175,10 @@ static PyObject *cell_of(Counter *self, int deferred, PyObject *group)
     }
     if (!cell || Py_TYPE(cell) != at.cell)
         return NULL;
+    if (group != Py_None) {
+        known->asked = (long long)(intptr_t)group;
+        known->found = cell;
+    }
     return Py_NewRef(cell);
 }
 
@@ -196,48 +234,25 @@ static int find_bytes(Counter *self, PyObject *here, PyObject *const *args, Py_s
     return forgive();
 }
 
-/* The numbers in a memoryview of them, and how many. */
-static long long *numbers(PyObject *view, Py_ssize_t *many)
-{
-    Py_buffer *buffer = PyMemoryView_GET_BUFFER(view);
-    *many = buffer->len / (Py_ssize_t)sizeof(long long);
-    return buffer->buf;
-}
-
-/* Has `cell`, and the bytes, be those of number `key` among the last calls of a group. */
-static void remember(PyObject *here, int64_t key, PyObject *cell, int64_t bytes)
-{
-    PyObject *recent = FIELD(here, at.recent);
-    Py_ssize_t many, sized;
-    long long *sizes = numbers(FIELD(here, at.sizes), &sized);
-    many = PyList_GET_SIZE(recent); /* both are powers of two */
-    sizes[key & (sized - 1)] = bytes;
-    PyObject *old = PyList_GET_ITEM(recent, key & (many - 1));
-    if (old != cell)
-        PyList_SetItem(recent, (Py_ssize_t)(key & (many - 1)), Py_NewRef(cell));
-}
-
 /* Adds a call that came back to its cell; -1 with an error of the user's set. */
 static int count(Counter *self, PyObject *object, PyObject *here, int64_t started, int64_t took, int64_t bytes)
 {
     Cell *cell = (Cell *)object;
     Group *group = (Group *)here;
     int bucket = took > 0 ? 64 - __builtin_clzll((uint64_t)took) : 0;
-    Py_ssize_t many;
-    long long *buckets = numbers(FIELD(cell, at.buckets), &many);
     int64_t key = 0;
     if (bytes < 0) {
         bytes = 0;
         cell->unsized++;
     }
-    if (bucket < many)
-        buckets[bucket]++;
+    cell->buckets[bucket]++; /* `took` has a sign: never more than 63 */
     cell->time += took;
     if (__builtin_add_overflow(cell->bytes, bytes, &cell->bytes))
         cell->bytes = LLONG_MAX;
     if (self->numbered) {
         key = ++group->calls;
-        remember(here, key, object, bytes);
+        group->recent[key % RECENT].cell = cell->number + 1;
+        group->recent[key % RECENT].bytes = bytes;
     }
     if (took > cell->notable || (self->numbered && key >= group->sampled)) {
         PyObject *said = PyObject_CallMethod(object, "note", "LLLL", (long long)started, (long long)took,
@@ -355,16 +370,29 @@ static PyObject *call_counted(Counter *self, PyObject *cell, PyObject *slot, int
     return result;
 }
 
-/* How an instrumented function is called. */
-static PyObject *call(PyObject *function, PyObject *const *args, size_t flags, PyObject *names)
+/* What counts the calls of `function`, borrowed; NULL with an error set. */
+static Counter *counter_of(PyObject *function)
 {
+    if (CALLED(function)->function == function)
+        return CALLED(function)->counter;
     PyObject *attributes = ((PyFunctionObject *)function)->func_dict;
-    Counter *self = attributes ? (Counter *)PyDict_GetItemWithError(attributes, name_counter) : NULL;
-    if (!self) {
+    Counter *found = attributes ? (Counter *)PyDict_GetItemWithError(attributes, name_counter) : NULL;
+    if (!found) {
         if (!PyErr_Occurred())
             PyErr_SetString(PyExc_RuntimeError, "ddtrace_pytorch: an instrumented function has lost its counter");
         return NULL;
     }
+    CALLED(function)->function = function;
+    CALLED(function)->counter = found;
+    return found;
+}
+
+/* How an instrumented function is called. */
+static PyObject *call(PyObject *function, PyObject *const *args, size_t flags, PyObject *names)
+{
+    Counter *self = counter_of(function);
+    if (!self)
+        return NULL;
     Py_INCREF(self); /* released by another thread meanwhile, it goes after this call */
     Py_ssize_t many = PyVectorcall_NARGS(flags);
     PyObject *group = argument(&self->group, args, many, names);
@@ -403,6 +431,7 @@ static void dealloc(Counter *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
+    uncall(self);
     Py_XDECREF(self->original);
     Py_XDECREF(self->careful);
     Py_XDECREF(self->waited);
@@ -497,6 +526,7 @@ static PyObject *release(PyObject *module, PyObject *function)
     if (!self)
         return NULL;
     ((PyFunctionObject *)function)->vectorcall = ((PyFunctionObject *)self->original)->vectorcall;
+    uncall(self);
     Py_DECREF(self);
     if (PyObject_DelAttr(function, name_counter))
         return NULL;
@@ -526,14 +556,29 @@ static PyMemberDef cell_members[] = {NUMBER(Cell, notable), NUMBER(Cell, number)
                                      NUMBER(Cell, unsized), NUMBER(Cell, waited), NUMBER(Cell, waits), {0}};
 static PyMemberDef group_members[] = {NUMBER(Group, calls), NUMBER(Group, sampled), {0}};
 static PyMemberDef slot_members[] = {NUMBER(Slot, address), NUMBER(Slot, started), {0}};
+static PyMemberDef line_members[] = {NUMBER(Line, asked), {0}};
 
-static PyTypeObject *of_cell, *of_group, *of_slot;
-
-/* A class to inherit from that has these numbers, all 0 at first. */
-static PyTypeObject *numbers_type(PyObject *module, const char *name, int size, PyMemberDef *members,
-                                  PyGetSetDef *more)
+static int view_buckets(PyObject *cell, Py_buffer *buffer, int flags)
 {
-    PyType_Slot slots[] = {{Py_tp_members, members}, {more ? Py_tp_getset : 0, more}, {0, NULL}};
+    return PyBuffer_FillInfo(buffer, cell, ((Cell *)cell)->buckets, sizeof ((Cell *)cell)->buckets, 0, flags);
+}
+
+static int view_recent(PyObject *group, Py_buffer *buffer, int flags)
+{
+    return PyBuffer_FillInfo(buffer, group, ((Group *)group)->recent, sizeof ((Group *)group)->recent, 0, flags);
+}
+
+static PyTypeObject *of_cell, *of_group, *of_slot, *of_line;
+
+/* A class to inherit from that has these numbers, all 0 at first. `view`: of the series of them. */
+static PyTypeObject *numbers_type(PyObject *module, const char *name, int size, PyMemberDef *members,
+                                  PyGetSetDef *more, getbufferproc view)
+{
+    PyType_Slot slots[4] = {{Py_tp_members, members}}, *next = slots + 1;
+    if (more)
+        *next++ = (PyType_Slot){Py_tp_getset, more};
+    if (view)
+        *next++ = (PyType_Slot){Py_bf_getbuffer, view};
     PyType_Spec spec = {name, size, 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, slots};
     PyObject *type = PyType_FromSpec(&spec);
     if (type && PyModule_AddObjectRef(module, strrchr(name, '.') + 1, type))
@@ -579,11 +624,11 @@ static PyObject *lay_out(PyObject *module, PyObject *args)
         const char *name;
         Py_ssize_t *offset;
     } fields[] = {
-        {line, "default", &at.default_}, {line, "others", &at.others},   {slot, "call", &at.call},
-        {group, "recent", &at.recent},   {group, "sizes", &at.sizes},    {cell, "group", &at.here},
-        {cell, "buckets", &at.buckets},  {cell, "numbered", &at.numbered},
+        {line, "default", &at.default_}, {line, "others", &at.others},     {slot, "call", &at.call},
+        {cell, "group", &at.here},       {cell, "numbered", &at.numbered},
     };
-    if (!PyType_IsSubtype(cell, of_cell) || !PyType_IsSubtype(group, of_group) || !PyType_IsSubtype(slot, of_slot)) {
+    if (!PyType_IsSubtype(cell, of_cell) || !PyType_IsSubtype(group, of_group) || !PyType_IsSubtype(slot, of_slot) ||
+        !PyType_IsSubtype(line, of_line)) {
         PyErr_SetString(PyExc_TypeError, "these classes don't have the numbers of this module");
         return NULL;
     }
@@ -692,9 +737,12 @@ PyMODINIT_FUNC PyInit__counting(void)
     PyObject *module = PyModule_Create(&definition);
     if (!module)
         return NULL;
-    if (!(of_cell = numbers_type(module, TYPE_NAME("CellNumbers"), sizeof(Cell), cell_members, cell_bytes)) ||
-        !(of_group = numbers_type(module, TYPE_NAME("GroupNumbers"), sizeof(Group), group_members, NULL)) ||
-        !(of_slot = numbers_type(module, TYPE_NAME("SlotNumbers"), sizeof(Slot), slot_members, NULL)))
+    if (!(of_cell = numbers_type(module, TYPE_NAME("CellNumbers"), sizeof(Cell), cell_members, cell_bytes,
+                                 view_buckets)) ||
+        !(of_group = numbers_type(module, TYPE_NAME("GroupNumbers"), sizeof(Group), group_members, NULL,
+                                  view_recent)) ||
+        !(of_slot = numbers_type(module, TYPE_NAME("SlotNumbers"), sizeof(Slot), slot_members, NULL, NULL)) ||
+        !(of_line = numbers_type(module, TYPE_NAME("LineNumbers"), sizeof(Line), line_members, NULL, NULL)))
         Py_CLEAR(module);
     return module;
 }

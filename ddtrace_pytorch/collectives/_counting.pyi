@@ -7,6 +7,7 @@ from ddtrace_pytorch.collectives.in_flight import Slot
 from ddtrace_pytorch.ledger import Cell, Group, Line
 from ddtrace_pytorch.plain_numbers import CellNumbers as CellNumbers
 from ddtrace_pytorch.plain_numbers import GroupNumbers as GroupNumbers
+from ddtrace_pytorch.plain_numbers import LineNumbers as LineNumbers
 from ddtrace_pytorch.plain_numbers import SlotNumbers as SlotNumbers
 
 def lay_out(

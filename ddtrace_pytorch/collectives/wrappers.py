@@ -29,8 +29,9 @@ from ddtrace_pytorch.ledger import RECENT, Cell, How, Ledger
 Track = Callable[..., object]
 
 _NUMBER = f"""here.calls = _key = here.calls + 1
-        here.recent[_key & {RECENT - 1}] = _cell
-        here.sizes[_key & {RECENT - 1}] = _size"""
+        _place = (_key & {RECENT - 1}) * 2
+        here.recent[_place] = _cell.number + 1
+        here.recent[_place + 1] = _size"""
 
 # Takes what is a number of 64 bits, and nothing else: what is none is no size, rather than an error where it is added.
 _WHOLE = memoryview(bytearray(8)).cast("q")

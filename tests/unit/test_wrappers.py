@@ -262,8 +262,10 @@ def test_the_last_calls_of_a_group_are_remembered_with_their_sizes(ledger: Ledge
     for size in range(1, 41):
         ours(Tensor(size))
     here = only(ledger).group
-    last = [(here.recent[key % RECENT].operation, here.sizes[key % RECENT]) for key in range(41 - RECENT, 41)]
-    assert last == [("all_reduce", key) for key in range(41 - RECENT, 41)]
+    operations = {cell.number + 1: cell.operation for cell in here.cells.values()}
+    places = {key: 2 * (key % RECENT) for key in range(41 - RECENT, 41)}
+    last = [(operations[here.recent[place]], here.recent[place + 1]) for place in places.values()]
+    assert last == [("all_reduce", key) for key in places]
 
 
 @pytest.mark.parametrize("in_c", [True], indirect=True)
