@@ -61,8 +61,9 @@ static PyObject *dtypes; /* a tuple; see lay_out() */
 
 /* An attribute of tensors. Of torch's own class, and no subclass, it is asked for without looking for it there. */
 typedef struct {
+    getter own;
+    void *closure;
     PyObject *name;
-    PyGetSetDescrObject *own;
 } Attribute;
 static Attribute nbytes, dtype;
 static PyTypeObject *tensor_type;
@@ -70,9 +71,12 @@ static PyTypeObject *tensor_type;
 static PyObject *get(PyObject *tensor, const Attribute *attribute)
 {
     if (Py_TYPE(tensor) == tensor_type && attribute->own)
-        return attribute->own->d_getset->get(tensor, attribute->own->d_getset->closure);
+        return attribute->own(tensor, attribute->closure);
     return PyObject_GetAttr(tensor, attribute->name);
 }
+
+/* What is rarely done is kept out of the way of what always is: code has to be fetched, too. */
+#define RARELY __attribute__((cold, noinline))
 
 #define TYPE_NAME(name) "ddtrace_pytorch.collectives._counting." name
 #define FIELD(object, offset) (*(PyObject **)((char *)(object) + (offset)))
@@ -86,7 +90,7 @@ static void set(PyObject *object, Py_ssize_t offset, PyObject *value) /* takes t
 
 /* Clears an error of ours. One that is no Exception is the user's (KeyboardInterrupt, what the handler of a signal
  * raised): it stays set, and -1 is given. */
-static int forgive(void)
+RARELY static int forgive(void)
 {
     if (!PyErr_Occurred())
         return 0;
@@ -112,17 +116,19 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     PyObject *original; /* torch's function */
-    PyObject *careful;  /* the generated wrapper around it */
     PyObject *waited, *issued;
-    PyObject *local; /* its attribute `slot` is the thread's */
-    long serial;     /* no other `local` ever has the same */
-    PyObject *track;
-    PyObject *size; /* called for the bytes of a message; None where those are `nbytes` of the parameter `sized` */
+    Parameter group, deferred, sized;
     PyObject *default_group;
-    Parameter first, group, deferred, sized;
+    PyObject *size; /* called for the bytes of a message; None where those are `nbytes` of the parameter `sized` */
     int always_deferred, numbered;
+    uint64_t thread; /* the last that called, Python's number of it, which no other ever has; its slot, borrowed */
+    PyObject *slot;
     PyObject *dtype; /* the last one that was seen, borrowed from `dtypes`, and its place there */
     int64_t place;
+    Parameter first;
+    PyObject *careful; /* the generated wrapper around `original` */
+    PyObject *local;   /* its attribute `slot` is the thread's */
+    PyObject *track;
 } Counter;
 
 /* The counters of functions that were called, by where the function lies; all of it borrowed. A function's attributes
@@ -158,53 +164,67 @@ static PyObject *argument(const Parameter *parameter, PyObject *const *args, Py_
     return NULL;
 }
 
+RARELY static PyObject *find_slot(Counter *self, uint64_t thread)
+{
+    PyObject *slot = PyObject_GetAttr(self->local, name_slot);
+    if (!slot || Py_TYPE(slot) != at.slot) {
+        Py_XDECREF(slot);
+        PyErr_Clear();
+        return NULL;
+    }
+    self->thread = thread;
+    self->slot = slot;
+    Py_DECREF(slot); /* `local` holds it */
+    return slot;
+}
+
+RARELY static PyObject *find_cell(Line *line, PyObject *group)
+{
+    PyObject *others = FIELD(line, at.others), *identity = PyLong_FromVoidPtr(group);
+    PyObject *cell = others && identity ? PyDict_GetItemWithError(others, identity) : NULL;
+    Py_XDECREF(identity);
+    PyErr_Clear();
+    if (!cell || Py_TYPE(cell) != at.cell)
+        return NULL;
+    line->asked = (long long)(intptr_t)group;
+    line->found = cell;
+    return cell;
+}
+
 /* The cell that a call belongs to, a new reference; NULL (no error set) where the wrapper has to find out. */
 static PyObject *cell_of(Counter *self, int deferred, PyObject *group)
 {
-    PyObject *line = deferred ? self->issued : self->waited, *cell;
-    Line *known = (Line *)line;
-    if (group == Py_None) {
-        cell = FIELD(line, at.default_);
-    } else if (known->asked == (long long)(intptr_t)group) {
-        return Py_NewRef(known->found);
-    } else {
-        PyObject *others = FIELD(line, at.others), *identity = PyLong_FromVoidPtr(group);
-        cell = others && identity ? PyDict_GetItemWithError(others, identity) : NULL;
-        Py_XDECREF(identity);
-        PyErr_Clear();
-    }
-    if (!cell || Py_TYPE(cell) != at.cell)
-        return NULL;
+    Line *line = (Line *)(deferred ? self->issued : self->waited);
+    PyObject *cell;
     if (group != Py_None) {
-        known->asked = (long long)(intptr_t)group;
-        known->found = cell;
+        cell = line->asked == (long long)(intptr_t)group ? line->found : find_cell(line, group);
+    } else {
+        cell = FIELD(line, at.default_);
+        if (cell && Py_TYPE(cell) != at.cell)
+            cell = NULL;
     }
-    return Py_NewRef(cell);
+    return Py_XNewRef(cell);
 }
 
 /* This thread's slot, borrowed: it lives as long as Python's thread and `local`. NULL (no error set) before the first
  * call. A thread of C++ that calls Python again and again is another thread of Python's each time. */
 static PyObject *slot_of(Counter *self)
 {
-    static _Thread_local struct {
-        long serial;
-        uint64_t thread;
-        PyObject *slot;
-    } last;
     uint64_t thread = PyThreadState_GetID(PyThreadState_Get());
-    if (last.serial != self->serial || last.thread != thread) {
-        PyObject *slot = PyObject_GetAttr(self->local, name_slot);
-        if (!slot || Py_TYPE(slot) != at.slot) {
-            Py_XDECREF(slot);
-            PyErr_Clear();
-            return NULL;
-        }
-        last.serial = self->serial;
-        last.thread = thread;
-        last.slot = slot;
-        Py_DECREF(slot); /* `local` holds it */
-    }
-    return last.slot;
+    return self->thread == thread ? self->slot : find_slot(self, thread);
+}
+
+/* Asks `size`; NULL where it doesn't say. */
+RARELY static PyObject *ask_size(Counter *self, PyObject *here, PyObject *const *args, Py_ssize_t many, PyObject *names)
+{
+    Py_ssize_t all = many + (names ? PyTuple_GET_SIZE(names) : 0);
+    PyObject *with_group[24];
+    if (all >= 24)
+        return NULL;
+    with_group[0] = here;
+    for (Py_ssize_t i = 0; i < all; i++)
+        with_group[i + 1] = args[i];
+    return PyObject_Vectorcall(self->size, with_group, many + 1, names);
 }
 
 /* Puts into `bytes` those of the message; -1 where it has none. Itself -1 with an error of the user's set. */
@@ -220,17 +240,18 @@ static int find_bytes(Counter *self, PyObject *here, PyObject *const *args, Py_s
         if (tensor)
             size = get(tensor, &nbytes);
     } else {
-        Py_ssize_t all = many + (names ? PyTuple_GET_SIZE(names) : 0);
-        PyObject *with_group[24];
-        if (all < 24) {
-            with_group[0] = here;
-            for (Py_ssize_t i = 0; i < all; i++)
-                with_group[i + 1] = args[i];
-            size = PyObject_Vectorcall(self->size, with_group, many + 1, names);
-        }
+        size = ask_size(self, here, args, many, names);
     }
     *bytes = size && PyLong_Check(size) ? PyLong_AsLongLong(size) : -1;
     Py_XDECREF(size);
+    return *bytes < 0 ? forgive() : 0;
+}
+
+/* -1 with an error of the user's set. */
+RARELY static int note(PyObject *cell, int64_t started, int64_t took, int64_t bytes, int64_t key)
+{
+    Py_XDECREF(PyObject_CallMethod(cell, "note", "LLLL", (long long)started, (long long)took, (long long)bytes,
+                                   (long long)key));
     return forgive();
 }
 
@@ -254,12 +275,19 @@ static int count(Counter *self, PyObject *object, PyObject *here, int64_t starte
         group->recent[key % RECENT].cell = cell->number + 1;
         group->recent[key % RECENT].bytes = bytes;
     }
-    if (took > cell->notable || (self->numbered && key >= group->sampled)) {
-        PyObject *said = PyObject_CallMethod(object, "note", "LLLL", (long long)started, (long long)took,
-                                             (long long)bytes, (long long)key);
-        Py_XDECREF(said);
-    }
-    return forgive();
+    if (took > cell->notable || (self->numbered && key >= group->sampled))
+        return note(object, started, took, bytes, key);
+    return 0;
+}
+
+RARELY static int64_t place_of(Counter *self, PyObject *found)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(dtypes); i++)
+        if (PyTuple_GET_ITEM(dtypes, i) == found) {
+            self->dtype = found;
+            return self->place = i + 1;
+        }
+    return 0;
 }
 
 /* The place of the dtype of `subject`, a tensor or a sequence of them, among `dtypes`, from 1 on; 0: it has none. -1
@@ -269,16 +297,11 @@ static int64_t dtype_of(Counter *self, PyObject *subject)
     if (PyList_Check(subject))
         subject = PyList_GET_SIZE(subject) ? PyList_GET_ITEM(subject, 0) : Py_None;
     PyObject *found = get(subject, &dtype);
-    int64_t place = 0;
-    if (found && found == self->dtype)
-        place = self->place;
-    for (Py_ssize_t i = 0; found && !place && i < PyTuple_GET_SIZE(dtypes); i++)
-        if (PyTuple_GET_ITEM(dtypes, i) == found) {
-            place = self->place = i + 1;
-            self->dtype = found;
-        }
-    Py_XDECREF(found);
-    return forgive() ? -1 : place;
+    if (!found)
+        return forgive();
+    int64_t place = found == self->dtype ? self->place : place_of(self, found);
+    Py_DECREF(found);
+    return place;
 }
 
 /* Writes what this thread enters to where it outlives the process; see ddtrace_pytorch.stalls.positions. -1 with an
@@ -310,7 +333,7 @@ static void leave(PyObject *slot)
 }
 
 /* Tells of the error that is set, and leaves it set; or one of the user's that came meanwhile, in its context. */
-static void fail(PyObject *cell)
+RARELY static void fail(PyObject *cell)
 {
     PyObject *kind, *error, *traceback;
     PyErr_Fetch(&kind, &error, &traceback);
@@ -370,11 +393,9 @@ static PyObject *call_counted(Counter *self, PyObject *cell, PyObject *slot, int
     return result;
 }
 
-/* What counts the calls of `function`, borrowed; NULL with an error set. */
-static Counter *counter_of(PyObject *function)
+/* NULL with an error set. */
+RARELY static Counter *find_counter(PyObject *function)
 {
-    if (CALLED(function)->function == function)
-        return CALLED(function)->counter;
     PyObject *attributes = ((PyFunctionObject *)function)->func_dict;
     Counter *found = attributes ? (Counter *)PyDict_GetItemWithError(attributes, name_counter) : NULL;
     if (!found) {
@@ -385,6 +406,12 @@ static Counter *counter_of(PyObject *function)
     CALLED(function)->function = function;
     CALLED(function)->counter = found;
     return found;
+}
+
+/* What counts the calls of `function`, borrowed; NULL with an error set. */
+static Counter *counter_of(PyObject *function)
+{
+    return CALLED(function)->function == function ? CALLED(function)->counter : find_counter(function);
 }
 
 /* How an instrumented function is called. */
@@ -465,9 +492,8 @@ static PyObject *instrument(PyObject *module, PyObject *args)
     PyObject *function, *original, *careful, *waited, *issued, *local, *track, *size, *default_group;
     Parameter first, group, deferred, sized;
     int always_deferred, numbered;
-    long serial;
-    if (!PyArg_ParseTuple(args, "O!O!OOOOlOOO(nU)(nU)(nU)(nU)pp:instrument", &PyFunction_Type, &function,
-                          &PyFunction_Type, &original, &careful, &waited, &issued, &local, &serial, &track, &size,
+    if (!PyArg_ParseTuple(args, "O!O!OOOOOOO(nU)(nU)(nU)(nU)pp:instrument", &PyFunction_Type, &function,
+                          &PyFunction_Type, &original, &careful, &waited, &issued, &local, &track, &size,
                           &default_group, &first.position, &first.name, &group.position, &group.name,
                           &deferred.position, &deferred.name, &sized.position, &sized.name, &always_deferred,
                           &numbered))
@@ -488,7 +514,8 @@ static PyObject *instrument(PyObject *module, PyObject *args)
     self->waited = Py_NewRef(waited);
     self->issued = Py_NewRef(issued);
     self->local = Py_NewRef(local);
-    self->serial = serial;
+    self->thread = 0;
+    self->slot = NULL;
     self->track = Py_NewRef(track);
     self->size = Py_NewRef(size);
     self->default_group = Py_NewRef(default_group);
@@ -601,14 +628,18 @@ static int find(PyTypeObject *type, const char *name, Py_ssize_t *offset)
     return 0;
 }
 
-/* Finds what the class of tensors has for `attribute`; nothing, where that is no getter of C. */
+/* Finds what the class of tensors has for `attribute`; nothing, where that is no getter of C. `tensor_type` is never let
+ * go of, nor is what it was made with. */
 static void find_own(Attribute *attribute)
 {
     PyObject *found = PyObject_GetAttr((PyObject *)tensor_type, attribute->name);
-    if (found && (Py_TYPE(found) != &PyGetSetDescr_Type || !((PyGetSetDescrObject *)found)->d_getset->get))
-        Py_CLEAR(found);
+    attribute->own = NULL;
+    if (found && Py_TYPE(found) == &PyGetSetDescr_Type) {
+        attribute->own = ((PyGetSetDescrObject *)found)->d_getset->get;
+        attribute->closure = ((PyGetSetDescrObject *)found)->d_getset->closure;
+    }
+    Py_XDECREF(found);
     PyErr_Clear();
-    Py_XSETREF(attribute->own, (PyGetSetDescrObject *)found);
 }
 
 /* Finds where the attributes of the ledger's classes lie; see _counting.pyi. */

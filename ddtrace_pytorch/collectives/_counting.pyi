@@ -34,7 +34,6 @@ def instrument(
     waited: Line,
     issued: Line,
     local: Any,
-    serial: int,
     track: Callable[[Any, Cell], object],
     size: Callable[..., int] | None,
     default_group: Any,
@@ -50,8 +49,7 @@ def instrument(
 
     The four pairs are the position and name of a parameter; position -1: there is none. `size` is called with the
     group's ledger entry before the arguments; None: the message is the ``nbytes`` of the parameter `sized`. The
-    attribute ``slot`` of `local`, a ``threading.local``, is the thread's :class:`Slot`; no two of them may have the
-    same `serial`, which is not 0.
+    attribute ``slot`` of `local`, a ``threading.local``, is the thread's :class:`Slot`.
     """
 
 def release(function: FunctionType, /) -> None:

@@ -76,7 +76,6 @@ def instrument(
         waited,
         issued,
         in_flight.local,
-        in_flight.serial,
         track,
         _size_function(operation, original) if has_size_of_its_own else None,
         parameters["group"].default,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import weakref
 from _thread import get_ident
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from ddtrace_pytorch.ledger import Cell
 
 
-_serials = itertools.count(1)
 # Of how many threads it is written where they are, and how much each has for that.
 PLACES, PLACE_BYTES = 64, 64
 NOWHERE = -1
@@ -56,7 +54,6 @@ class InFlight:
 
     def __init__(self) -> None:
         self.local: Any = threading.local()
-        self.serial = next(_serials)
         self._slots: dict[weakref.ref[Slot], int] = {}
         self._memory = 0
         self._places = list(reversed(range(PLACES)))
