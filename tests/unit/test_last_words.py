@@ -91,8 +91,17 @@ def test_what_there_is_no_room_for_goes_in_order_and_is_said() -> None:
         words.encode(100)
 
 
-def test_in_a_huge_world_ranks_go_first_and_calls_stay() -> None:
-    huge = replace(WORLD, ranks=tuple(range(8192)))
+def test_in_a_huge_world_everything_is_said() -> None:
+    every = tuple(range(8192))
+    apart = {"0": every, "1": every[::8], "2": every[5::-1], "3": tuple(rank for rank in every if rank % 16 < 4)}
+    groups = {name: replace(WORLD, name=name, ranks=ranks) for name, ranks in {**apart, "4": (7,), "5": ()}.items()}
+    few = {name: replace(group, recent=()) for name, group in groups.items() if name != "0"}
+    words = replace(WORDS, state=replace(STATE, groups={"0": groups["0"], **few}))
+    assert decode(words.encode(CAPACITY)) == words
+
+
+def test_in_a_huge_world_without_order_ranks_go_first_and_calls_stay() -> None:
+    huge = replace(WORLD, ranks=tuple(rank * rank for rank in range(8192)))
     words = decode(replace(WORDS, state=replace(STATE, groups={"0": huge})).encode(CAPACITY))
     assert words.left_out == ("ranks",)
     assert words.state.groups["0"].recent == CALLS
