@@ -19,6 +19,7 @@ from ddtrace_pytorch.collectives.observer import Collectives
 from ddtrace_pytorch.collectives.surface import BY_NAME, BY_NATIVE_NAME, OPERATIONS
 from ddtrace_pytorch.histogram import percentile
 from ddtrace_pytorch.ledger import RECENT, Cell, Group
+from ddtrace_pytorch.runlog.fields import is_whole
 from ddtrace_pytorch.stalls import doing
 from ddtrace_pytorch.stalls.positions import Legend
 from ddtrace_pytorch.stalls.roll import Call, GroupState, Raised, RankState
@@ -95,7 +96,7 @@ class Whereabouts:
             as_of=self._clock.now(),
             moves=self._moves(does, doing.own_frame(spelled)),
             doing=does,
-            step=self._progress.step.number,
+            step=number if is_whole(number := self._progress.step.number) else None,
             frames=spelled,
             groups=self._groups(),
             raised=self.raised,
@@ -279,7 +280,7 @@ def _call(
         key=key,
         **_measures(arguments),
         # NumPy's integers are as good as Python's, but not in JSON.
-        peer=int(peer) if isinstance(peer, Integral) else None,
+        peer=number if isinstance(peer, Integral) and is_whole(number := int(peer)) else None,
         since=since,
     )
 

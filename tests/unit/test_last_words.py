@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddtrace_pytorch.clock import Clock
 from ddtrace_pytorch.spans import SpanLink, SpanRecord
 from ddtrace_pytorch.stalls import last_words, places, state_file
 from ddtrace_pytorch.stalls.keeper import Keeper
@@ -22,6 +23,8 @@ from ddtrace_pytorch.stalls.positions import NO_LEGEND, Legend
 from ddtrace_pytorch.stalls.recovery import Fate, Found, recover
 from ddtrace_pytorch.stalls.roll import Call, GroupState, Life, RankState
 from ddtrace_pytorch.stalls.state_file import CAPACITY
+from ddtrace_pytorch.training.progress import Progress
+from ddtrace_pytorch.whereabouts import Whereabouts
 
 IDENTITY = Identity("job-7", "20261128T080452Z-00de004b", 0, 3, 8, "node-a", places.BOOT, "/data/logs")
 CALLS = tuple(Call("all_reduce", key, 1 << 20, (1024, 256), "torch.float32", since=10**18 + key) for key in range(32))
@@ -60,6 +63,16 @@ def test_words_come_back_as_they_were(span: SpanRecord) -> None:
 def test_the_file_holds_what_the_roll_call_reads() -> None:
     said = json.loads(WORDS.encode(CAPACITY))
     assert {name: said[name] for name in STATE.plain()} == STATE.plain()
+
+
+def test_a_step_that_is_no_number_of_any_size_is_left_out() -> None:
+    progress = Progress()
+    said = {}
+    for number in (-1, 2**62, 2**63, 10**5000):
+        progress.step.number = number
+        state = Whereabouts(3, "node-a", Clock(), None, 10.0, progress).state(None, 7)
+        said[number] = decode(replace(WORDS, state=state).encode(CAPACITY)).state.step
+    assert list(said.values()) == [-1, 2**62, None, None]
 
 
 @given(
