@@ -25,6 +25,8 @@ Step = tuple[int, int, int]
 # What a rank's number in a list takes, about, and a step.
 RANK_BYTES = 5
 STEP_BYTES = 14
+# Enough to tell who made which call, as a rule.
+FEW = 8
 # A damaged, absurd step must not cost memory.
 LARGEST_STEP = 1 << 20
 # Characters of a tag that stay where there is no room for a long one: a stack, most likely.
@@ -61,8 +63,8 @@ class LastWords:
     told: bool = False
 
     def encode(self, capacity: int) -> bytes:
-        """These words in at most `capacity` bytes. What there is no room for goes in this order: recent calls, the
-        legend, frames, the ranks of the groups, the groups, the ends of long tags; identity and span always stay. Only
+        """These words in at most `capacity` bytes. What there is no room for goes in this order: recent calls but for
+        the last :data:`FEW` of each group, these, the legend, frames, the ranks of the groups, the groups, the ends of long tags; identity and span always stay. Only
         where the ranks of the groups would take half the room are they written as steps, and go first if that is as
         long.
 
@@ -191,7 +193,13 @@ def _short_tags(words: LastWords) -> LastWords:
     return replace(words, span=replace(words.span, tags=tags))
 
 
+def _few_recent(words: LastWords) -> LastWords:
+    groups = {name: replace(group, recent=group.recent[-FEW:]) for name, group in words.state.groups.items()}
+    return replace(words, state=replace(words.state, groups=groups))
+
+
 _WITHOUT: dict[str, Callable[[LastWords], LastWords]] = {
+    "older calls": _few_recent,
     "recent": lambda words: _each_group(words, recent=()),
     "legend": lambda words: replace(words, legend=NO_LEGEND),
     "frames": lambda words: replace(words, state=replace(words.state, frames=())),

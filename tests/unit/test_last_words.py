@@ -98,10 +98,17 @@ def test_what_there_is_no_room_for_goes_in_order_and_is_said() -> None:
         assert shorter.span == stack or "long tags" in shorter.left_out
         if shorter.left_out not in left_out:
             left_out.append(shorter.left_out)
-    order = ("recent", "legend", "frames", "ranks", "groups", "long tags")
-    assert left_out == [order[:many] for many in range(7)]
+    order = ("older calls", "recent", "legend", "frames", "ranks", "groups", "long tags")
+    assert left_out == [order[:many] for many in range(8)]
     with pytest.raises(ValueError, match="identity and span alone take"):
         words.encode(100)
+
+
+def test_of_sixteen_groups_that_are_in_use_the_last_calls_of_each_are_there() -> None:
+    groups = {str(number): replace(WORLD, name=str(number)) for number in range(16)}
+    words = decode(replace(WORDS, state=replace(STATE, groups=groups)).encode(CAPACITY))
+    assert words.left_out == ("older calls",)
+    assert {group.recent for group in words.state.groups.values()} == {CALLS[-8:]}
 
 
 def test_in_a_huge_world_everything_is_said() -> None:
