@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from numbers import Integral
 from types import FrameType, TracebackType
@@ -27,6 +27,8 @@ from ddtrace_pytorch.stalls.watch import SECOND, Pending, limit
 from ddtrace_pytorch.tensors import nbytes
 from ddtrace_pytorch.training.progress import Progress
 
+# Of the groups that are gone.
+GONE_TOLD = 16
 # A call that has taken less is not looked at closer.
 CLOSER_NS = SECOND // 4
 # Of the time between two looks, which are so far apart at least: the main thread moves where it computed that much. A
@@ -165,7 +167,7 @@ class Whereabouts:
                 arguments = _arguments(sys._current_frames().get(one.thread), one.cell.operation)
             since = self._clock.from_monotonic(one.since)
             current.setdefault(here, _call(one.cell.operation, one.key, arguments, here, since, one.peer))
-        groups = tuple(self._collectives.ledger.groups)
+        groups = _worth_telling(self._collectives.ledger.groups)
         states = {here.name: self._on_group(here, current.get(here) or self._recorded(here)) for here in groups}
         self._completed = {here: known for here in groups if (known := self._completed.get(here)) is not None}
         return states
@@ -235,6 +237,14 @@ class Whereabouts:
             self._moved = share >= MOVES_SHARE or (does, at) != self._was
             self._computed, self._looked, self._was = computed, now, (does, at)
         return self._moved
+
+
+def _worth_telling(groups: Iterable[Group]) -> list[Group]:
+    """Without those that are gone, but for the last: there is no room for all that a training makes and ends in a
+    minute, and somebody may still be in what was completed here."""
+    every = list(groups)
+    left_out = {*[here for here in every if here.is_gone][:-GONE_TOLD]}
+    return [here for here in every if here not in left_out]
 
 
 def _in_call(slot: Slot) -> InCall | None:

@@ -37,6 +37,11 @@ SCRIPT = """
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     pair = dist.new_group([0, 1], group_desc="dp")
+    for number in range(40):
+        short = dist.new_group([0, 1], group_desc=f"short-{number}")
+        dist.barrier(group=short)
+        dist.destroy_process_group(short)
+    del short
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8), process_group=pair)
 
     def scene(name):
@@ -115,6 +120,12 @@ def state_of_rank_0(states: Path, group: str, operation: str) -> RankState:
     state = until(found, 60, f"{operation} on {group}")
     assert state is not None
     return state
+
+
+def test_of_groups_that_are_gone_the_last_ones_are_told(waiting: tuple[Path, Path]) -> None:
+    _, states = waiting
+    labels = [here.label for here in state_of_rank_0(states, "world", "all_reduce").groups.values()]
+    assert labels == ["world", "dp", *(f"short-{number}" for number in range(24, 40))]
 
 
 @pytest.mark.parametrize(
