@@ -64,9 +64,9 @@ class LastWords:
 
     def encode(self, capacity: int) -> bytes:
         """These words in at most `capacity` bytes. What there is no room for goes in this order: recent calls but for
-        the last :data:`FEW` of each group, these, the legend, frames, the ranks of the groups, the groups, the ends of long tags; identity and span always stay. Only
-        where the ranks of the groups would take half the room are they written as steps, and go first if that is as
-        long.
+        the last :data:`FEW` of each group, these, the legend, frames, the ranks of the groups, the groups, the ends of
+        long tags; identity and span always stay. Only where the ranks of the groups would take half the room are they
+        written as steps, and go first if that is as long.
 
         Raises:
             ValueError: not even identity and span fit.
