@@ -136,6 +136,15 @@ class Whereabouts:
         text = f"{type(error).__name__}: {_one_line(error)}"
         self.raised = Raised(here.name, call, text, self._clock.now())
 
+    def error_of(self, pending: Pending) -> str | None:
+        """What raised `pending`, which is over; None if it came to a better end, as far as that is known."""
+        raised = self.raised
+        if raised is None or raised.at < self._clock.from_monotonic(pending.since):
+            return None
+        call = raised.call
+        same = (raised.group, call.operation, call.key) == (pending.group, pending.operation, pending.key)
+        return raised.error if same else None
+
     def pending(self, now: int) -> list[Pending]:
         """What has not ended yet; `now` in ns on the monotonic clock."""
         if self._collectives is None:
