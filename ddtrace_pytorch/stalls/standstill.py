@@ -172,8 +172,10 @@ class Standstill:
         with self._turn() as mine:
             if not mine or self._said_lately(TELL_AGAIN * self._seconds if stalls else ECHO_SECONDS):
                 return
+            # On a group with a short time-out of its own it is a stall before that.
+            threshold = min([round(self._seconds * SECOND), *(one.limit for one in stalls)])
             for _ in range(TRIES):
-                verdict = self._judge()
+                verdict = self._judge(threshold)
                 if verdict is not None:
                     self._outlet.verdict(verdict)
                     self._told.update(stalls)
@@ -203,21 +205,21 @@ class Standstill:
         since = self._now() - round(seconds * SECOND)
         return any(state.told_at >= since for state in self._mates.states().values() if state.told_at)
 
-    def _judge(self) -> Verdict | None:
+    def _judge(self, threshold: int) -> Verdict | None:
         since = self._now()
-        verdict, states = self._look()
+        verdict, states = self._look(threshold)
         for _ in range(LOOKS):
             if verdict is None or not may_change(verdict, states, since):
                 break
             leaves = self._leaving.is_set()
             time.sleep(BETWEEN_LOOKS_SECONDS)
-            newer, states = self._look()
+            newer, states = self._look(threshold)
             verdict = newer or verdict
             if leaves:
                 break
         return verdict
 
-    def _look(self) -> tuple[Verdict | None, Mapping[int, RankState]]:
+    def _look(self, threshold: int) -> tuple[Verdict | None, Mapping[int, RankState]]:
         """What is to be said as things stand, and how they do."""
         assert self._mates is not None
         roll = self._call() if self._call is not None else Roll(self._mates.states())
@@ -231,7 +233,7 @@ class Standstill:
             roll.states,
             expected,
             self._now(),
-            threshold=round(self._seconds * SECOND),
+            threshold=threshold,
             hosts=self._hosts,
             store_host=self._store_host,
         )

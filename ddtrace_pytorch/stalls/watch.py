@@ -42,9 +42,10 @@ class Over(NamedTuple):
 
 def limit(seconds: float, p99: int, timeout: int | None) -> int:
     """How long an operation may take: `seconds`, or more where it often takes long; never more than half of its
-    group's own `timeout`, after which torch ends the job itself."""
+    group's own `timeout`, after which torch ends the job itself, unless half of that is less than a beat: nothing newer
+    is known."""
     patience = max(round(seconds * SECOND), PATIENCE * p99)
-    return patience if timeout is None else min(patience, timeout // 2)
+    return patience if timeout is None else min(patience, max(SECOND, timeout // 2))
 
 
 class Watch:

@@ -430,7 +430,7 @@ def test_many_in_words() -> None:
     verdict = verdict_of(waits(0), behind(1), behind(2, step=7), behind(3))
     assert message(verdict) == (
         "all_reduce #5 of group `dp` has waited 12 s: ranks 1-3 have not entered it; rank 1: last beat 0.0 s ago; "
-        "rank 2 is step 7, last beat 0.0 s ago; rank 3: last beat 0.0 s ago; rank 0 waits"
+        "rank 2 is in step 7, last beat 0.0 s ago; rank 3: last beat 0.0 s ago; rank 0 waits"
     )
 
 
