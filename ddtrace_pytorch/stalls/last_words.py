@@ -201,7 +201,7 @@ def _few_recent(words: LastWords) -> LastWords:
 _WITHOUT: dict[str, Callable[[LastWords], LastWords]] = {
     "older calls": _few_recent,
     "recent": lambda words: _each_group(words, recent=()),
-    "legend": lambda words: replace(words, legend=NO_LEGEND),
+    "legend": lambda words: replace(words, legend=replace(NO_LEGEND, clock=words.legend.clock)),
     "frames": lambda words: replace(words, state=replace(words.state, frames=())),
     "ranks": lambda words: _each_group(words, ranks=()),
     "groups": lambda words: replace(words, state=replace(words.state, groups={})),

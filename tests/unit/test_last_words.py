@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from ddtrace_pytorch.spans import SpanLink, SpanRecord
 from ddtrace_pytorch.stalls import last_words, places, state_file
 from ddtrace_pytorch.stalls.keeper import Keeper
 from ddtrace_pytorch.stalls.last_words import Identity, LastWords, decode
+from ddtrace_pytorch.stalls.mates import as_found
 from ddtrace_pytorch.stalls.positions import NO_LEGEND, Legend
 from ddtrace_pytorch.stalls.recovery import Fate, Found, recover
 from ddtrace_pytorch.stalls.roll import Call, GroupState, Life, RankState
@@ -109,6 +111,17 @@ def test_of_sixteen_groups_that_are_in_use_the_last_calls_of_each_are_there() ->
     words = decode(replace(WORDS, state=replace(STATE, groups=groups)).encode(CAPACITY))
     assert words.left_out == ("older calls",)
     assert {group.recent for group in words.state.groups.values()} == {CALLS[-8:]}
+
+
+@pytest.mark.parametrize("moved", [-(10**12), 0, 10**12], ids=["back", "not", "forth"])
+def test_a_rank_is_silent_by_the_clock_that_nobody_moves(moved: int) -> None:
+    """`moved`: by how many ns somebody has set the system's clock since the rank began."""
+    clock = time.time_ns() - time.monotonic_ns() - moved
+    for age, life in ((1, Life.ALIVE), (30, Life.SILENT)):
+        beat = time.monotonic_ns() + clock - age * 10**9
+        words = replace(WORDS, state=replace(STATE, as_of=beat), legend=Legend({"0": ("0", "barrier")}, (), clock))
+        for capacity in (CAPACITY, 1_600):
+            assert as_found(decode(words.encode(capacity)), alive=True).life is life
 
 
 def test_in_a_huge_world_everything_is_said() -> None:
