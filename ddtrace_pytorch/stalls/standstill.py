@@ -75,7 +75,7 @@ class Standstill:
         self._hosts: Mapping[int, str] = {}
         self._store_host: str | None = None
         self._met_at = 0.0
-        self._told: set[Pending] = set()
+        self._told: set[tuple[str, str, int]] = set()
         self._wanted = threading.Event()
         self._closer = False
         self._stalls: Sequence[Pending] = ()
@@ -109,8 +109,8 @@ class Standstill:
         for one in stalled:
             self._outlet.stall(one)
         for ended in over:
-            self._outlet.over(ended, was_told=ended.pending in self._told)
-            self._told.discard(ended.pending)
+            self._outlet.over(ended, was_told=ended.pending.identity in self._told)
+            self._told.discard(ended.pending.identity)
         if stalled:
             self._stalls = [one.pending for one in stalled]
             self._wanted.set()
@@ -178,7 +178,7 @@ class Standstill:
                 verdict = self._judge(threshold)
                 if verdict is not None:
                     self._outlet.verdict(verdict)
-                    self._told.update(stalls)
+                    self._told.update(one.identity for one in stalls)
                     break
                 if self._leaving.wait(BETWEEN_TRIES_SECONDS):
                     break
