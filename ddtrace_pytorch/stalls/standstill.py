@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from ddtrace_pytorch.border import log, safely
+from ddtrace_pytorch.border import safely, warn_once
 from ddtrace_pytorch.stalls.mates import Mates
 from ddtrace_pytorch.stalls.roll import RankState
 from ddtrace_pytorch.stalls.roll_call import Roll
+from ddtrace_pytorch.stalls.telling import in_words
 from ddtrace_pytorch.stalls.unsaid import may_change
 from ddtrace_pytorch.stalls.verdict import Verdict, judge
 from ddtrace_pytorch.stalls.watch import SECOND, Over, Pending, Stalled, Watch
@@ -79,6 +80,7 @@ class Standstill:
         self._wanted = threading.Event()
         self._closer = False
         self._stalls: Sequence[Pending] = ()
+        self._unheard: Sequence[int] = ()
         self._failed_at: float | None = None
         self._raised = False
         self._written = threading.Event()
@@ -182,6 +184,12 @@ class Standstill:
                     break
                 if self._leaving.wait(BETWEEN_TRIES_SECONDS):
                     break
+            else:
+                if stalls and self._unheard:
+                    warn_once(
+                        "a collective has waited too long, and nobody can be said to be the reason, for nothing is "
+                        f"heard of {in_words(self._unheard)}: is ddtrace-pytorch switched on in all ranks?"
+                    )
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[bool]:
@@ -226,8 +234,9 @@ class Standstill:
         if roll is None:
             return None, {}
         expected = range(self._world_size)
-        if self._call is None and any(rank not in roll.states for rank in expected):
-            log.debug("it isn't known which ranks are on other hosts, so nobody is said to be the reason")
+        # It isn't known which ranks are on other hosts until all have said so.
+        self._unheard = [rank for rank in expected if rank not in roll.states] if self._call is None else []
+        if self._unheard:
             return None, {}
         verdict = judge(
             roll.states,

@@ -150,3 +150,19 @@ def test_a_group_whose_time_out_is_short_is_judged_before_that(tmp_path: Path, j
     until(lambda: outlet.said, 30, "a verdict")
     mine.leave(30)
     assert [(said.kind, said.ranks) for said in outlet.said] == [(Kind.ABSENT, (1,))]
+
+
+def test_where_a_rank_is_not_traced_it_is_said_that_nothing_is_heard_of_it(
+    tmp_path: Path, job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    call = Call("barrier", 7, since=time.time_ns() - 20 * SECOND)
+    for rank in (0, 1, 2):
+        job.said(rank_in(rank, group("world", (0, 1, 2, 3, 4, 5), 7, call)))
+    outlet = Outlet()
+    pending = Pending("world", "world", "barrier", 7, time.monotonic_ns() - 20 * SECOND, 10 * SECOND)
+    mine = Standstill(lambda now: [pending], lambda: None, outlet, time.time_ns, 10.0, 6)
+    mine.begin(Mates([str(tmp_path)], JOB, RUN, HOST), f"{tmp_path}")
+    mine.beat()
+    until(lambda: "nothing is heard of ranks 4-5" in caplog.text, 30, "a warning")
+    mine.leave(30)
+    assert outlet.said == []
