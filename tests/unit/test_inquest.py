@@ -188,6 +188,18 @@ def test_what_was_said_while_it_happened_is_taken_first() -> None:
     assert (finding.first.cause, finding.first.ranks, finding.first.at) == (Cause.STALL, (3,), at(4))
 
 
+def test_who_was_said_to_be_frozen_is_not_told_of_as_killed_first() -> None:
+    """A launcher kills all in the end; the frozen one's last beat is the oldest."""
+    record = live(state_of(3, 41, 4, life=Life.SILENT))
+    waiting = [history(rank, *beats(40, 42, since=4), ended("killed", 40)) for rank in (0, 1, 2)]
+    waiting[0].add(record)
+    finding = found(*waiting, history(3, *beats(4, 41), ended("killed", 4)))
+    assert finding.verdict == record
+    assert finding.first is not None
+    assert (finding.first.cause, finding.first.ranks, finding.first.at) == (Cause.FROZEN, (3,), at(4))
+    assert "killed later" in finding.first.what
+
+
 def test_a_stall_that_was_over_is_not_the_reason() -> None:
     record = live(state_of(3, 41, 15, moves=False))
     over = {
