@@ -37,7 +37,7 @@ class Mates:
 
     def _locks(self) -> Iterator[str]:
         for folder in self._folders:
-            yield from (os.path.join(folder, file) for file in places.entries(folder) if file.endswith(LOCK))
+            yield from (os.path.join(folder, file) for file in places.entries(folder) if places.is_lock(file))
 
 
 def read(lock: str) -> RankState | None:

@@ -20,7 +20,7 @@ from ddtrace_pytorch.spans import SpanLink, SpanRecord
 from ddtrace_pytorch.stalls import last_words, places, state_file
 from ddtrace_pytorch.stalls.keeper import Keeper
 from ddtrace_pytorch.stalls.last_words import Identity, LastWords, decode
-from ddtrace_pytorch.stalls.mates import as_found
+from ddtrace_pytorch.stalls.mates import Mates, as_found
 from ddtrace_pytorch.stalls.positions import NO_LEGEND, Legend
 from ddtrace_pytorch.stalls.recovery import Fate, Found, recover
 from ddtrace_pytorch.stalls.roll import Call, GroupState, Life, RankState
@@ -111,6 +111,17 @@ def test_of_sixteen_groups_that_are_in_use_the_last_calls_of_each_are_there() ->
     words = decode(replace(WORDS, state=replace(STATE, groups=groups)).encode(CAPACITY))
     assert words.left_out == ("older calls",)
     assert {group.recent for group in words.state.groups.values()} == {CALLS[-8:]}
+
+
+def test_files_of_others_among_the_states_are_no_ranks(tmp_path: Path) -> None:
+    folder = Path(places.folder(str(tmp_path), "job-7", "run"))
+    folder.mkdir(parents=True)
+    for name in ("notes.lock", "rank-.lock", "rank-x\udcff.lock", "rank-00003.lock.swp"):
+        (folder / name).touch()
+    mates = Mates([str(tmp_path)], "job-7", "run", "node-a")
+    mates.meet()
+    assert mates.states() == {}
+    assert list(places.locks(str(tmp_path))) == []
 
 
 @pytest.mark.parametrize("moved", [-(10**12), 0, 10**12], ids=["back", "not", "forth"])
