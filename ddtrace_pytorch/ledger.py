@@ -93,6 +93,11 @@ class Group(GroupNumbers):
         # What torch had counted on it before we came.
         self.launched_before: int | None = None
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether the process group was destroyed, and nobody holds it any more."""
+        return self.process_group is not None and self.process_group() is None
+
     def number(self, cell: Cell, size: int) -> int:
         """Count a collective of `cell` that moved `size` bytes among the group's; gives its number."""
         self.calls = key = self.calls + 1

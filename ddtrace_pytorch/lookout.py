@@ -173,7 +173,9 @@ class Lookout:
         if was_told:
             one = over.pending
             number = f" #{one.key}" if one.key else ""
-            warn(f"{one.operation}{number} of group `{one.label}` went on after {over.took / SECOND:.0f} s")
+            error = self._whereabouts.error_of(one)
+            how = f"raised {error}" if error is not None else "went on"
+            warn(f"{one.operation}{number} of group `{one.label}` {how} after {over.took / SECOND:.0f} s")
 
     def _event(self, name: str, pending: Pending, **facts: float) -> None:
         said = {"op": pending.operation, "group": pending.label, "group_name": pending.group, "key": pending.key}

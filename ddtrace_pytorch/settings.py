@@ -46,13 +46,15 @@ def _as_ddtrace(raw: str) -> bool:
     return raw.strip().lower() in ("true", "1")
 
 
-def _number(low: float, high: float) -> Callable[[str], float]:
+def _number(low: float, high: float, or_zero: bool = False) -> Callable[[str], float]:
     def parse(raw: str) -> float:
-        accepted = f"a number from {low:.10g} to {high:.10g}"
+        accepted = f"{'0 or ' if or_zero else ''}a number from {low:.10g} to {high:.10g}"
         try:
             value = float(raw)
         except ValueError:
             raise BadValue(accepted) from None
+        if or_zero and value == 0:
+            return value
         if not low <= value <= high:  # also refuses NaN, which compares false with everything
             raise BadValue(accepted)
         return value
@@ -276,7 +278,7 @@ TABLE: tuple[Setting, ...] = (
     Setting(
         "DD_PYTORCH_STALL_SECONDS",
         "stall_seconds",
-        _number(0.0, 86400.0),
+        _number(1.0, 86400.0, or_zero=True),  # states are as old as a beat
         "10",
         "A collective that takes longer than this, and than eight times its operation's p99, stalls: all ranks are "
         "asked where they are, and one says who is waited for; 0: never.",

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from numbers import Integral
 from types import FrameType, TracebackType
@@ -19,6 +19,7 @@ from ddtrace_pytorch.collectives.observer import Collectives
 from ddtrace_pytorch.collectives.surface import BY_NAME, BY_NATIVE_NAME, OPERATIONS
 from ddtrace_pytorch.histogram import percentile
 from ddtrace_pytorch.ledger import RECENT, Cell, Group
+from ddtrace_pytorch.runlog.fields import is_whole
 from ddtrace_pytorch.stalls import doing
 from ddtrace_pytorch.stalls.positions import Legend
 from ddtrace_pytorch.stalls.roll import Call, GroupState, Raised, RankState
@@ -26,6 +27,8 @@ from ddtrace_pytorch.stalls.watch import SECOND, Pending, limit
 from ddtrace_pytorch.tensors import nbytes
 from ddtrace_pytorch.training.progress import Progress
 
+# Of the groups that are gone.
+GONE_TOLD = 16
 # A call that has taken less is not looked at closer.
 CLOSER_NS = SECOND // 4
 # Of the time between two looks, which are so far apart at least: the main thread moves where it computed that much. A
@@ -95,7 +98,7 @@ class Whereabouts:
             as_of=self._clock.now(),
             moves=self._moves(does, doing.own_frame(spelled)),
             doing=does,
-            step=self._progress.step.number,
+            step=number if is_whole(number := self._progress.step.number) else None,
             frames=spelled,
             groups=self._groups(),
             raised=self.raised,
@@ -133,6 +136,15 @@ class Whereabouts:
         text = f"{type(error).__name__}: {_one_line(error)}"
         self.raised = Raised(here.name, call, text, self._clock.now())
 
+    def error_of(self, pending: Pending) -> str | None:
+        """What raised `pending`, which is over; None if it came to a better end, as far as that is known."""
+        raised = self.raised
+        if raised is None or raised.at < self._clock.from_monotonic(pending.since):
+            return None
+        call = raised.call
+        same = (raised.group, call.operation, call.key) == (pending.group, pending.operation, pending.key)
+        return raised.error if same else None
+
     def pending(self, now: int) -> list[Pending]:
         """What has not ended yet; `now` in ns on the monotonic clock."""
         if self._collectives is None:
@@ -164,7 +176,7 @@ class Whereabouts:
                 arguments = _arguments(sys._current_frames().get(one.thread), one.cell.operation)
             since = self._clock.from_monotonic(one.since)
             current.setdefault(here, _call(one.cell.operation, one.key, arguments, here, since, one.peer))
-        groups = tuple(self._collectives.ledger.groups)
+        groups = _worth_telling(self._collectives.ledger.groups)
         states = {here.name: self._on_group(here, current.get(here) or self._recorded(here)) for here in groups}
         self._completed = {here: known for here in groups if (known := self._completed.get(here)) is not None}
         return states
@@ -236,6 +248,14 @@ class Whereabouts:
         return self._moved
 
 
+def _worth_telling(groups: Iterable[Group]) -> list[Group]:
+    """Without those that are gone, but for the last: there is no room for all that a training makes and ends in a
+    minute, and somebody may still be in what was completed here."""
+    every = list(groups)
+    left_out = {*[here for here in every if here.is_gone][:-GONE_TOLD]}
+    return [here for here in every if here not in left_out]
+
+
 def _in_call(slot: Slot) -> InCall | None:
     call, awaited = slot.call, slot.waits
     cell = call.cell if isinstance(call, Composite) else call
@@ -281,7 +301,7 @@ def _call(
         key=key,
         **_measures(arguments),
         # NumPy's integers are as good as Python's, but not in JSON.
-        peer=int(peer) if isinstance(peer, Integral) else None,
+        peer=number if isinstance(peer, Integral) and is_whole(number := int(peer)) else None,
         since=since,
     )
 

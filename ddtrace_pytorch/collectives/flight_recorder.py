@@ -213,7 +213,7 @@ def entry_of(said: Mapping[str, Any]) -> Entry:
         completed=int(said.get("time_discovered_completed_ns") or 0),
         recorded=int(said.get("pg_id", -1)),
         retired=bool(said.get("retired", True)),
-        shape=tuple(sizes[0]) if said.get("input_sizes") else None,
+        shape=tuple(map(int, sizes[0])) if said.get("input_sizes") else None,
         dtype=_TORCH_NAMES.get(str(kinds[0])),
     )
 

@@ -60,7 +60,7 @@ class Summaries:
         share, history = self._readings.coverage(here), self._readings.of(here)
         for cell in tuple(here.cells.values()):
             self._tell_cell(cell, summary, share)
-        gone = here.process_group is not None and here.process_group() is None
+        gone = here.is_gone
         if history is not None:
             summary.groups.append((here, history.backend, share, history.take(last or gone)))
         if gone:

@@ -19,9 +19,14 @@ def text(record: Mapping[str, Any], key: str) -> str:
     return value if isinstance(value, str) else ""
 
 
+def is_whole(value: Any) -> bool:
+    """Whether it is a whole number, of some size that can be."""
+    return type(value) is int and abs(value) < TOO_LARGE
+
+
 def integer(record: Mapping[str, Any], key: str) -> int | None:
     value = record.get(key)
-    return value if type(value) is int else None
+    return value if is_whole(value) else None
 
 
 def number(record: Mapping[str, Any], key: str) -> float | None:

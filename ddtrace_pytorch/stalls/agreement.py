@@ -73,7 +73,7 @@ def _unfinished(dumps: Mapping[int, Sequence[Entry]], group: str, between_two: b
         number=number,
         operation=_name(usual[0]),
         waits=frozenset(rank for rank, one in there.items() if not _is_over(one)),
-        lacks=frozenset(rank for rank, made in calls.items() if made.keys() <= set(range(number))),
+        lacks=frozenset(rank for rank, made in calls.items() if all(one < number for one in made)),
         odd={rank: _spelled(one) for rank, one in there.items() if _kind(one) != usual},
     )
 

@@ -196,6 +196,8 @@ def _failures(
     found = [
         failure for rank, one in histories.items() if (failure := _failure(one, states[rank], fates[rank])) is not None
     ]
+    frozen = {one["rank"] for verdict in told for one in verdict["culprits"] if one.get("kind") == Kind.FROZEN.value}
+    found = [_frozen_before(one) if frozen.issuperset(one.ranks) else one for one in found]
     failed = {rank for failure in found for rank in failure.ranks}
     found += [_stall(one) for one in told if one.get("kind") != Kind.GONE.value or not failed & {*one["ranks"]}]
     if found and all(one.cause in (Cause.ECHO, Cause.SIGNAL) for one in found):
@@ -232,6 +234,13 @@ def _failure(one: History, state: RankState, fate: Fate) -> Failure | None:
         else "the log just ends, as of a rank that is killed, or whose host is lost"
     )
     return Failure(fate.at, who, Cause.ECHO if _waited_long(state) else Cause.KILLED, what)
+
+
+def _frozen_before(failure: Failure) -> Failure:
+    """What a rank failed by that was said to be frozen: where it was killed, that came later."""
+    if failure.cause not in (Cause.KILLED, Cause.ECHO):
+        return failure
+    return replace(failure, cause=Cause.FROZEN, what="frozen: without a beat from then on, and killed later")
 
 
 def _cause(error: str, own: Cause) -> Cause:

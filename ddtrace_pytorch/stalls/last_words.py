@@ -1,15 +1,17 @@
 """What a rank keeps on disk while it lives, to be told if it can't tell it itself. Pure.
 
 One JSON object: what :meth:`RankState.plain` gives, beside it ``identity`` (whose it is, and its open span as a
-snapshot would send it) and ``left_out`` (what there was no room for).
+snapshot would send it) and ``left_out`` (what there was no room for). Where groups have thousands of ranks, these are
+in ``members``, by group, as steps: the first, how many more, and how far apart.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
+from functools import lru_cache
 from typing import Any
 
 from ddtrace_pytorch.spans import SpanRecord
@@ -18,8 +20,15 @@ from ddtrace_pytorch.stalls.positions import NO_LEGEND, Legend
 from ddtrace_pytorch.stalls.roll import Life, RankState
 
 KILLED = "killed"
-# What a rank's number in a list takes, about.
+
+Step = tuple[int, int, int]
+# What a rank's number in a list takes, about, and a step.
 RANK_BYTES = 5
+STEP_BYTES = 14
+# Enough to tell who made which call, as a rule.
+FEW = 8
+# A damaged, absurd step must not cost memory.
+LARGEST_STEP = 1 << 20
 # Characters of a tag that stay where there is no room for a long one: a stack, most likely.
 TAG_LIMIT = 200
 # Of an open span alone: the Agent takes one that has it for a version to be followed by others.
@@ -54,18 +63,21 @@ class LastWords:
     told: bool = False
 
     def encode(self, capacity: int) -> bytes:
-        """These words in at most `capacity` bytes. What there is no room for goes in this order: recent calls, the
-        legend, frames, the ranks of the groups, the groups, the ends of long tags; identity and span always stay. Only
-        in a world so large that the ranks of its groups take half the room do these go first.
+        """These words in at most `capacity` bytes. What there is no room for goes in this order: recent calls but for
+        the last :data:`FEW` of each group, these, the legend, frames, the ranks of the groups, the groups, the ends of
+        long tags; identity and span always stay. Only where the ranks of the groups would take half the room are they
+        written as steps, and go first if that is as long.
 
         Raises:
             ValueError: not even identity and span fit.
         """
-        words, parts = self, list(_WITHOUT)
+        words, parts, members = self, list(_WITHOUT), {}
         if RANK_BYTES * sum(len(group.ranks) for group in self.state.groups.values()) > capacity // 2:
             parts.remove("ranks")
-            words = words._without("ranks")
-        while len(text := words._text()) > capacity:
+            members = {name: steps(group.ranks) for name, group in self.state.groups.items()}
+            if STEP_BYTES * sum(map(len, members.values())) > capacity // 2:
+                words, members = words._without("ranks"), {}
+        while len(text := words._text(members)) > capacity:
             if not parts:
                 raise ValueError(f"identity and span alone take {len(text):,} bytes, with room for {capacity:,}")
             words = words._without(parts.pop(0))
@@ -74,10 +86,12 @@ class LastWords:
     def _without(self, part: str) -> LastWords:
         return replace(_WITHOUT[part](self), left_out=(*self.left_out, part))
 
-    def _text(self) -> bytes:
+    def _text(self, members: Mapping[str, Sequence[Step]]) -> bytes:
         identity = {**vars(self.identity), "span": self.span.as_log_record()}
+        words = _each_group(self, ranks=()) if members else self
         said = {
-            **_named(self.state),
+            **_named(words.state),
+            **({"members": members} if members else {}),
             "identity": identity,
             "legend": self.legend,
             "left_out": self.left_out,
@@ -124,6 +138,9 @@ def decode(text: bytes, entered: bytes = b"") -> LastWords:
     """
     try:
         said = json.loads(text)
+        for name, stepped in said.get("members", {}).items():
+            if name in said["groups"]:
+                said["groups"][name]["ranks"] = walked(stepped)
         identity = said["identity"]
         legend = positions.legend_of(said["legend"])
         state = roll.parse(said)
@@ -137,6 +154,26 @@ def decode(text: bytes, entered: bytes = b"") -> LastWords:
         )
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"no last words: {error!r}") from error
+
+
+@lru_cache(maxsize=64)
+def steps(ranks: tuple[int, ...]) -> tuple[Step, ...]:
+    """`ranks` as the first of a row, how many more are in it, and how far apart; of the next row, and so on."""
+    found = []
+    at = 0
+    while at < len(ranks):
+        first, end = ranks[at], at + 1
+        by = ranks[end] - first if end < len(ranks) else 1
+        while end < len(ranks) and ranks[end] - ranks[end - 1] == by:
+            end += 1
+        found.append((first, end - at - 1, by))
+        at = end
+    return tuple(found)
+
+
+def walked(stepped: Iterable[Sequence[int]]) -> list[int]:
+    """The ranks that :func:`steps` was given."""
+    return [first + by * number for first, more, by in stepped for number in range(min(more, LARGEST_STEP) + 1)]
 
 
 def _named(value: Any) -> Any:
@@ -156,9 +193,15 @@ def _short_tags(words: LastWords) -> LastWords:
     return replace(words, span=replace(words.span, tags=tags))
 
 
+def _few_recent(words: LastWords) -> LastWords:
+    groups = {name: replace(group, recent=group.recent[-FEW:]) for name, group in words.state.groups.items()}
+    return replace(words, state=replace(words.state, groups=groups))
+
+
 _WITHOUT: dict[str, Callable[[LastWords], LastWords]] = {
+    "older calls": _few_recent,
     "recent": lambda words: _each_group(words, recent=()),
-    "legend": lambda words: replace(words, legend=NO_LEGEND),
+    "legend": lambda words: replace(words, legend=replace(NO_LEGEND, clock=words.legend.clock)),
     "frames": lambda words: replace(words, state=replace(words.state, frames=())),
     "ranks": lambda words: _each_group(words, ranks=()),
     "groups": lambda words: replace(words, state=replace(words.state, groups={})),

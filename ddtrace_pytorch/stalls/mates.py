@@ -37,7 +37,7 @@ class Mates:
 
     def _locks(self) -> Iterator[str]:
         for folder in self._folders:
-            yield from (os.path.join(folder, file) for file in places.entries(folder) if file.endswith(LOCK))
+            yield from (os.path.join(folder, file) for file in places.entries(folder) if places.is_lock(file))
 
 
 def read(lock: str) -> RankState | None:
@@ -58,5 +58,11 @@ def as_found(words: LastWords, alive: bool) -> RankState:
         return words.state
     if not alive:
         return replace(words.state, life=Life.DEAD)
-    silent = time.time_ns() - words.state.as_of > SILENT_NS
-    return replace(words.state, life=Life.SILENT if silent else Life.ALIVE)
+    return replace(words.state, life=Life.SILENT if _since_beat(words) > SILENT_NS else Life.ALIVE)
+
+
+def _since_beat(words: LastWords) -> int:
+    """ns, by the clock that all processes of a host share where that is known: the wall's may have been moved since the
+    rank looked at it."""
+    clock, beat = words.legend.clock, words.state.as_of
+    return time.monotonic_ns() - (beat - clock) if clock else time.time_ns() - beat

@@ -6,6 +6,7 @@ The lock of each is beside it; the two folder names are made as the run log's ar
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 
@@ -13,6 +14,7 @@ from ddtrace_pytorch.runlog.schema import safe_name
 from ddtrace_pytorch.stalls.state_file import LOCK
 
 MEMORY = "/dev/shm"
+_LOCK = re.compile(r"rank-\d{1,9}" + re.escape(LOCK), re.ASCII)
 
 
 def _boot_id() -> str:
@@ -54,8 +56,13 @@ def name(rank: int) -> str:
 
 
 def rank_of(path: str) -> int:
-    """The rank whose file that is."""
+    """The rank whose file that is, one that :func:`is_lock` or a state."""
     return int(os.path.basename(path).partition(".")[0].removeprefix("rank-"))
+
+
+def is_lock(file: str) -> bool:
+    """Whether a file of that name is the lock of a rank."""
+    return _LOCK.fullmatch(file) is not None
 
 
 def locks(root: str) -> Iterator[str]:
@@ -63,7 +70,7 @@ def locks(root: str) -> Iterator[str]:
     for job in entries(root):
         for incarnation in entries(os.path.join(root, job)):
             where = os.path.join(root, job, incarnation)
-            yield from (os.path.join(where, file) for file in entries(where) if file.endswith(LOCK))
+            yield from (os.path.join(where, file) for file in entries(where) if is_lock(file))
 
 
 def entries(directory: str) -> list[str]:

@@ -57,7 +57,7 @@ def look(roots: Sequence[str], job: str, incarnation: str) -> Iterator[tuple[Las
             continue
         folder = places.folder(root, job, incarnation)
         for file in places.entries(folder):
-            if not file.endswith(LOCK):
+            if not places.is_lock(file):
                 continue
             lock = os.path.join(folder, file)
             # Before the words are read: a rank that dies in between has left some that are whole.

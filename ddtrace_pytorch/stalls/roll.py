@@ -7,10 +7,12 @@ is read of a rank that died or was stopped is up to a second old.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
+
+from ddtrace_pytorch.runlog.fields import is_whole
 
 
 class Life(Enum):
@@ -104,6 +106,28 @@ def _plain(value: Any) -> Any:
     return [_plain(one) for one in value] if isinstance(value, tuple) else value
 
 
+def _are_whole(value: Any) -> bool:
+    # A thousand ranks have groups of a thousand.
+    return isinstance(value, list) and {*map(type, value)} <= {int} and (not value or is_whole(max(value, key=abs)))
+
+
+# Whether a value, as JSON has it, is of a field's type, by how that is written; other types are composed.
+_FITS: Mapping[str, Callable[[Any], bool]] = {
+    "int": is_whole,
+    "int | None": lambda value: value is None or is_whole(value),
+    "str": lambda value: isinstance(value, str),
+    "str | None": lambda value: value is None or isinstance(value, str),
+    "bool | None": lambda value: value is None or isinstance(value, bool),
+    "tuple[int, ...]": _are_whole,
+    "tuple[int, ...] | None": lambda value: value is None or _are_whole(value),
+    "tuple[str, ...]": lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value),
+}
+_DECLARED: Mapping[type, Mapping[str, Callable[[Any], bool]]] = {
+    kind: {one.name: _FITS[str(one.type)] for one in dataclasses.fields(kind) if str(one.type) in _FITS}
+    for kind in (Call, GroupState, Raised, RankState)
+}
+
+
 def parse(said: Mapping[str, Any]) -> RankState:
     """What :meth:`RankState.plain` gave; fields that this version doesn't know are left out.
 
@@ -113,40 +137,34 @@ def parse(said: Mapping[str, Any]) -> RankState:
     try:
         groups = {
             name: GroupState(
-                **_known(GroupState, group)
-                | {
-                    "ranks": tuple(group["ranks"]),
-                    "current": _call(group.get("current")),
-                    "recent": tuple(Call(**_call_fields(call)) for call in group.get("recent", ())),
-                }
+                **_plain_fields(GroupState, group),
+                current=_call(current) if (current := group.get("current")) else None,
+                recent=tuple(map(_call, group.get("recent", ()))),
             )
             for name, group in said.get("groups", {}).items()
         }
         raised = said.get("raised")
         return RankState(
-            **_known(RankState, said)
-            | {
-                "life": Life(said.get("life", "alive")),
-                "frames": tuple(said.get("frames", ())),
-                "groups": groups,
-                "raised": Raised(**_known(Raised, raised) | {"call": Call(**_call_fields(raised["call"]))})
-                if raised
-                else None,
-            }
+            **_plain_fields(RankState, said),
+            life=Life(said.get("life", "alive")),
+            groups=groups,
+            raised=Raised(**_plain_fields(Raised, raised), call=_call(raised["call"])) if raised else None,
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"no state of a rank: {error}") from error
 
 
-def _known(kind: Any, said: Mapping[str, Any]) -> dict[str, Any]:
-    names = {one.name for one in dataclasses.fields(kind)}
-    return {name: value for name, value in said.items() if name in names}
+def _plain_fields(kind: type, said: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a `kind` that are of plain types, lists as tuples."""
+    found = {}
+    for name, fits in _DECLARED[kind].items():
+        if name in said:
+            value = said[name]
+            if not fits(value):
+                raise ValueError(f"{name} of {kind.__name__} is {value!r:.40}")
+            found[name] = tuple(value) if isinstance(value, list) else value
+    return found
 
 
-def _call(said: Mapping[str, Any] | None) -> Call | None:
-    return Call(**_call_fields(said)) if said else None
-
-
-def _call_fields(said: Mapping[str, Any]) -> dict[str, Any]:
-    known = _known(Call, said)
-    return known | ({"shape": tuple(known["shape"])} if known.get("shape") is not None else {})
+def _call(said: Mapping[str, Any]) -> Call:
+    return Call(**_plain_fields(Call, said))

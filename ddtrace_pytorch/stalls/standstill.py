@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from ddtrace_pytorch.border import log, safely
+from ddtrace_pytorch.border import safely, warn_once
 from ddtrace_pytorch.stalls.mates import Mates
 from ddtrace_pytorch.stalls.roll import RankState
 from ddtrace_pytorch.stalls.roll_call import Roll
+from ddtrace_pytorch.stalls.telling import in_words
 from ddtrace_pytorch.stalls.unsaid import may_change
 from ddtrace_pytorch.stalls.verdict import Verdict, judge
 from ddtrace_pytorch.stalls.watch import SECOND, Over, Pending, Stalled, Watch
@@ -75,10 +76,11 @@ class Standstill:
         self._hosts: Mapping[int, str] = {}
         self._store_host: str | None = None
         self._met_at = 0.0
-        self._told: set[Pending] = set()
+        self._told: set[tuple[str, str, int]] = set()
         self._wanted = threading.Event()
         self._closer = False
         self._stalls: Sequence[Pending] = ()
+        self._unheard: Sequence[int] = ()
         self._failed_at: float | None = None
         self._raised = False
         self._written = threading.Event()
@@ -109,8 +111,8 @@ class Standstill:
         for one in stalled:
             self._outlet.stall(one)
         for ended in over:
-            self._outlet.over(ended, was_told=ended.pending in self._told)
-            self._told.discard(ended.pending)
+            self._outlet.over(ended, was_told=ended.pending.identity in self._told)
+            self._told.discard(ended.pending.identity)
         if stalled:
             self._stalls = [one.pending for one in stalled]
             self._wanted.set()
@@ -172,14 +174,22 @@ class Standstill:
         with self._turn() as mine:
             if not mine or self._said_lately(TELL_AGAIN * self._seconds if stalls else ECHO_SECONDS):
                 return
+            # On a group with a short time-out of its own it is a stall before that.
+            threshold = min([round(self._seconds * SECOND), *(one.limit for one in stalls)])
             for _ in range(TRIES):
-                verdict = self._judge()
+                verdict = self._judge(threshold)
                 if verdict is not None:
                     self._outlet.verdict(verdict)
-                    self._told.update(stalls)
+                    self._told.update(one.identity for one in stalls)
                     break
                 if self._leaving.wait(BETWEEN_TRIES_SECONDS):
                     break
+            else:
+                if stalls and self._unheard:
+                    warn_once(
+                        "a collective has waited too long, and nobody can be said to be the reason, for nothing is "
+                        f"heard of {in_words(self._unheard)}: is ddtrace-pytorch switched on in all ranks?"
+                    )
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[bool]:
@@ -203,35 +213,36 @@ class Standstill:
         since = self._now() - round(seconds * SECOND)
         return any(state.told_at >= since for state in self._mates.states().values() if state.told_at)
 
-    def _judge(self) -> Verdict | None:
+    def _judge(self, threshold: int) -> Verdict | None:
         since = self._now()
-        verdict, states = self._look()
+        verdict, states = self._look(threshold)
         for _ in range(LOOKS):
             if verdict is None or not may_change(verdict, states, since):
                 break
             leaves = self._leaving.is_set()
             time.sleep(BETWEEN_LOOKS_SECONDS)
-            newer, states = self._look()
+            newer, states = self._look(threshold)
             verdict = newer or verdict
             if leaves:
                 break
         return verdict
 
-    def _look(self) -> tuple[Verdict | None, Mapping[int, RankState]]:
+    def _look(self, threshold: int) -> tuple[Verdict | None, Mapping[int, RankState]]:
         """What is to be said as things stand, and how they do."""
         assert self._mates is not None
         roll = self._call() if self._call is not None else Roll(self._mates.states())
         if roll is None:
             return None, {}
         expected = range(self._world_size)
-        if self._call is None and any(rank not in roll.states for rank in expected):
-            log.debug("it isn't known which ranks are on other hosts, so nobody is said to be the reason")
+        # It isn't known which ranks are on other hosts until all have said so.
+        self._unheard = [rank for rank in expected if rank not in roll.states] if self._call is None else []
+        if self._unheard:
             return None, {}
         verdict = judge(
             roll.states,
             expected,
             self._now(),
-            threshold=round(self._seconds * SECOND),
+            threshold=threshold,
             hosts=self._hosts,
             store_host=self._store_host,
         )

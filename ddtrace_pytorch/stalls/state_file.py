@@ -95,7 +95,7 @@ def is_alive(lock: str) -> bool:
     if holder is not None:
         return isinstance(holder, StateFile)
     try:
-        fd = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
     try:

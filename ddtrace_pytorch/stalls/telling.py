@@ -150,7 +150,8 @@ def _place(verdict: Verdict, culprit: Culprit, named: bool) -> str:
     if state is None:
         return ""
     frame = own_frame(state.frames)
-    facts = [short(frame) if frame is not None else "", f"step {state.step}" if state.step is not None else ""]
+    in_ = "in " if frame is None else ""
+    facts = [short(frame) if frame is not None else "", f"{in_}step {state.step}" if state.step is not None else ""]
     facts.append(_DOING.get(state.doing, ""))
     gone = state.life is not Life.ALIVE
     beat = f"last beat {_seconds(verdict.at - state.as_of)} ago" if state.as_of and verdict.at >= state.as_of else ""

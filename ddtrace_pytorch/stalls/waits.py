@@ -254,4 +254,5 @@ def _runs(place: Place, roll: Mapping[int, RankState], now: int, threshold: int)
         for call in _calls_in(state, spot.group)
         if (call.key == spot.key if spot.key else call.peer is None or call.peer in spot.pair)
     ]
-    return min(inside) < threshold // 2
+    # None, where there was no room to say who is in the group: nothing is known of it then.
+    return min(inside, default=0) < threshold // 2

@@ -24,6 +24,11 @@ class Pending(NamedTuple):
     since: int
     limit: int
 
+    @property
+    def identity(self) -> tuple[str, str, int]:
+        """What stays as it is meanwhile: the number may become known better, and the limit goes with other calls."""
+        return self.group, self.operation, self.since
+
 
 class Stalled(NamedTuple):
     """`pending` has `waited` so long: the `times`-th time that this is said of it."""
@@ -42,16 +47,18 @@ class Over(NamedTuple):
 
 def limit(seconds: float, p99: int, timeout: int | None) -> int:
     """How long an operation may take: `seconds`, or more where it often takes long; never more than half of its
-    group's own `timeout`, after which torch ends the job itself."""
+    group's own `timeout`, after which torch ends the job itself, unless half of that is less than a beat: nothing newer
+    is known."""
     patience = max(round(seconds * SECOND), PATIENCE * p99)
-    return patience if timeout is None else min(patience, timeout // 2)
+    return patience if timeout is None else min(patience, max(SECOND, timeout // 2))
 
 
 class Watch:
     """Says of each stall that it is there, again whenever it has doubled, and that it is over."""
 
     def __init__(self) -> None:
-        self._said: dict[Pending, tuple[int, int]] = {}  # how often, and from what wait on again
+        # By identity: as it was last said, how often, and from what wait on again.
+        self._said: dict[tuple[str, str, int], tuple[Pending, int, int]] = {}
 
     def look(self, pending: Iterable[Pending], now: int) -> tuple[list[Stalled], list[Over]]:
         """What stalls and is to be said at `now`, longest first, and what of the stalls that were said is over."""
@@ -59,11 +66,11 @@ class Watch:
         stalled = []
         for one in pending:
             waited = now - one.since
-            times, due = known.pop(one, (0, one.limit))
+            said, times, due = known.pop(one.identity, (one, 0, one.limit))
             if waited >= due:
-                times, due = times + 1, 2 * waited
+                said, times, due = one, times + 1, 2 * waited
                 stalled.append(Stalled(one, waited, times))
             if times:
-                self._said[one] = times, due
+                self._said[one.identity] = said, times, due
         stalled.sort(key=lambda one: -one.waited)
-        return stalled, [Over(one, now - one.since) for one in known]
+        return stalled, [Over(one, now - one.since) for one, _, _ in known.values()]

@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.dist, pytest.mark.timeout(240)]
 # Rank 0 comes to each scene at once; rank 1 only when a file of that name is there.
 SCRIPT = """
     import os, sys, time
+    from datetime import timedelta
     from pathlib import Path
     import ddtrace_pytorch
     ddtrace_pytorch.patch()
@@ -37,6 +38,12 @@ SCRIPT = """
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     pair = dist.new_group([0, 1], group_desc="dp")
+    last = dist.new_group([0, 1], group_desc="last")
+    for number in range(40):
+        short = dist.new_group([0, 1], group_desc=f"short-{number}")
+        dist.barrier(group=short)
+        dist.destroy_process_group(short)
+    del short
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8), process_group=pair)
 
     def scene(name):
@@ -64,6 +71,12 @@ SCRIPT = """
     dist.all_gather_object([None, None], rank)
     scene("backward")
     model(torch.ones(1, 8)).sum().backward()
+    scene("late")
+    dist.barrier(group=last)
+    try:
+        dist.monitored_barrier(last, timedelta(seconds=5)) if rank == 0 else scene("raises")
+    except RuntimeError:
+        pass
     scene("end")
     dist.barrier()
     dist.destroy_process_group()
@@ -95,7 +108,20 @@ def _job(jobs: Jobs) -> Iterator[tuple[Path, Path]]:
     job.wait(60).ok()
 
 
-SCENES = ("all_reduce", "broadcast", "sparse", "of a class of its own", "recv", "irecv", "awaited", "objects", "backward", "end")
+SCENES = (
+    "all_reduce",
+    "broadcast",
+    "sparse",
+    "of a class of its own",
+    "recv",
+    "irecv",
+    "awaited",
+    "objects",
+    "backward",
+    "late",
+    "raises",
+    "end",
+)
 
 
 def state_of_rank_0(states: Path, group: str, operation: str) -> RankState:
@@ -115,6 +141,12 @@ def state_of_rank_0(states: Path, group: str, operation: str) -> RankState:
     state = until(found, 60, f"{operation} on {group}")
     assert state is not None
     return state
+
+
+def test_of_groups_that_are_gone_the_last_ones_are_told(waiting: tuple[Path, Path]) -> None:
+    _, states = waiting
+    labels = [here.label for here in state_of_rank_0(states, "world", "all_reduce").groups.values()]
+    assert labels == ["world", "dp", "last", *(f"short-{number}" for number in range(24, 40))]
 
 
 @pytest.mark.parametrize(
@@ -154,6 +186,23 @@ def test_what_it_is_in(
     assert state.doing == ("user" if scene == "backward" else "collective")
     assert any("train.py" in frame for frame in state.frames)
     (gates / scene).touch()
+
+
+def test_of_what_took_too_long_it_is_told_how_it_ended(waiting: tuple[Path, Path]) -> None:
+    gates, states = waiting
+    for scene in SCENES[: SCENES.index("late")]:
+        (gates / scene).touch()
+    stderr = states.parent / "job-0" / "stderr"
+
+    def said(words: str) -> None:
+        until(lambda: words in stderr.read_text(), 60, words)
+
+    said("barrier #1 of group `last` has waited")
+    (gates / "late").touch()
+    said("barrier #1 of group `last` went on after")
+    said("monitored_barrier of group `last` has waited")
+    said("monitored_barrier of group `last` raised RuntimeError: ")
+    assert "monitored_barrier of group `last` went on" not in stderr.read_text()
 
 
 RAISING = """

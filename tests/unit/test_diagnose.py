@@ -264,6 +264,14 @@ def test_dumps_of_other_operations_are_told(killed: Path) -> None:
     assert "rank 1 issued broadcast of shape [4] instead" in said["message"]
 
 
+def test_a_dump_with_an_absurd_number_takes_no_longer(killed: Path) -> None:
+    for rank in (0, 2, 3):
+        dump(killed, rank, issued(41), issued(42, retired=False) | {"collective_seq_id": 10**30})
+    dump(killed, 1, issued(41))
+    said = last(killed)["flight_recorder"]
+    assert (said["agrees"], f"all_reduce {10**30} of group 0 never completed" in said["message"]) == (True, True)
+
+
 def test_dumps_in_which_all_is_over_do_not_agree(killed: Path) -> None:
     dump(killed, 0, issued(41), issued(42))
     said = last(killed)["flight_recorder"]
@@ -329,7 +337,13 @@ class Evil:
         return os.mkdir, ("made by a pickle",)
 
 
-@pytest.mark.parametrize("junk", [pickle.dumps({"entries": Evil()}), b"\x80\x02}", b"{}", b"[1]", b"\xff", b""])
+ODD_SHAPE = json.dumps({"entries": [{**issued(42, retired=False), "input_sizes": [[[4]]], "input_dtypes": ["?"]}]})
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [pickle.dumps({"entries": Evil()}), ODD_SHAPE.encode(), b"\x80\x02}", b"{}", b"[1]", b"\xff", b""],
+)
 def test_what_is_no_dump_is_noted_and_no_pickle_runs_anything(
     killed: Path, monkeypatch: pytest.MonkeyPatch, junk: bytes
 ) -> None:

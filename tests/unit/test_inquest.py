@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -187,6 +188,18 @@ def test_what_was_said_while_it_happened_is_taken_first() -> None:
     assert (finding.first.cause, finding.first.ranks, finding.first.at) == (Cause.STALL, (3,), at(4))
 
 
+def test_who_was_said_to_be_frozen_is_not_told_of_as_killed_first() -> None:
+    """A launcher kills all in the end; the frozen one's last beat is the oldest."""
+    record = live(state_of(3, 41, 4, life=Life.SILENT))
+    waiting = [history(rank, *beats(40, 42, since=4), ended("killed", 40)) for rank in (0, 1, 2)]
+    waiting[0].add(record)
+    finding = found(*waiting, history(3, *beats(4, 41), ended("killed", 4)))
+    assert finding.verdict == record
+    assert finding.first is not None
+    assert (finding.first.cause, finding.first.ranks, finding.first.at) == (Cause.FROZEN, (3,), at(4))
+    assert "killed later" in finding.first.what
+
+
 def test_a_stall_that_was_over_is_not_the_reason() -> None:
     record = live(state_of(3, 41, 15, moves=False))
     over = {
@@ -347,6 +360,43 @@ BAD_STATE = {
         "0": {"name": "0", "label": "w", "ranks": [0], "backend": "g", "entered": "x", "recent": [{"operation": 3}]}
     },
 }
+
+
+def test_a_state_with_a_field_of_another_make_breaks_nothing() -> None:
+    """Each field in turn, of the rank that all wait for and of one that waits."""
+    junk: list[Any] = [None, True, -1, 1.5, 10**400, -(10**400), "x", "", [], [None], [[1]], [10**400], {}, {"": {}}]
+    own = Call("send", 0, 16, (4,), "float32", 3, at(1))
+    error = Raised("0", own, "ValueError: no", at(2))
+    culprit = state_of(1, 41, 20, recent=[own], doing="user", frames=("/job/train.py:24 load",), step=7, raised=error)
+    waits = state_of(0, 42, 20, since=4, recent=[own], gpu="GPU-0")
+    judged = []
+    for rank, state in ((0, waits), (1, culprit)):
+        for path in paths_in(state.plain()):
+            for thing in junk:
+                said = state.plain()
+                replaced(said, path, thing)
+                logs = {one: history(one, *beats(40, 42, since=4)) for one in (0, 2, 3)}
+                logs[1] = history(1, *beats(40, 41))
+                logs[rank].add({"type": "state", "ts": at(41), "why": "stall", "state": said})
+                finding = inquire(logs)
+                assert moments(logs, finding)
+                json.dumps(finding.verdict, allow_nan=False)
+                judged.append(finding.verdict is not None and finding.verdict["ranks"])
+    assert judged.count([1]) > len(judged) // 2
+
+
+def paths_in(thing: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """To all that there is in `thing`."""
+    inner = thing.items() if isinstance(thing, dict) else enumerate(thing) if isinstance(thing, list) else ()
+    for key, value in inner:
+        yield (*path, key)
+        yield from paths_in(value, (*path, key))
+
+
+def replaced(thing: Any, path: Sequence[Any], by: Any) -> None:
+    for key in path[:-1]:
+        thing = thing[key]
+    thing[path[-1]] = by
 
 
 def relabelled(thing: Any, to: Mapping[int, int]) -> Any:

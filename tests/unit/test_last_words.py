@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +15,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddtrace_pytorch.clock import Clock
 from ddtrace_pytorch.spans import SpanLink, SpanRecord
 from ddtrace_pytorch.stalls import last_words, places, state_file
 from ddtrace_pytorch.stalls.keeper import Keeper
 from ddtrace_pytorch.stalls.last_words import Identity, LastWords, decode
+from ddtrace_pytorch.stalls.mates import Mates, as_found
 from ddtrace_pytorch.stalls.positions import NO_LEGEND, Legend
 from ddtrace_pytorch.stalls.recovery import Fate, Found, recover
 from ddtrace_pytorch.stalls.roll import Call, GroupState, Life, RankState
 from ddtrace_pytorch.stalls.state_file import CAPACITY
+from ddtrace_pytorch.training.progress import Progress
+from ddtrace_pytorch.whereabouts import Whereabouts
 
 IDENTITY = Identity("job-7", "20261128T080452Z-00de004b", 0, 3, 8, "node-a", places.BOOT, "/data/logs")
 CALLS = tuple(Call("all_reduce", key, 1 << 20, (1024, 256), "torch.float32", since=10**18 + key) for key in range(32))
@@ -62,6 +67,16 @@ def test_the_file_holds_what_the_roll_call_reads() -> None:
     assert {name: said[name] for name in STATE.plain()} == STATE.plain()
 
 
+def test_a_step_that_is_no_number_of_any_size_is_left_out() -> None:
+    progress = Progress()
+    said = {}
+    for number in (-1, 2**62, 2**63, 10**5000):
+        progress.step.number = number
+        state = Whereabouts(3, "node-a", Clock(), None, 10.0, progress).state(None, 7)
+        said[number] = decode(replace(WORDS, state=state).encode(CAPACITY)).state.step
+    assert list(said.values()) == [-1, 2**62, None, None]
+
+
 @given(
     st.recursive(st.none() | st.integers() | any_text, lambda inner: st.lists(inner) | st.dictionaries(any_text, inner))
 )
@@ -85,14 +100,52 @@ def test_what_there_is_no_room_for_goes_in_order_and_is_said() -> None:
         assert shorter.span == stack or "long tags" in shorter.left_out
         if shorter.left_out not in left_out:
             left_out.append(shorter.left_out)
-    order = ("recent", "legend", "frames", "ranks", "groups", "long tags")
-    assert left_out == [order[:many] for many in range(7)]
+    order = ("older calls", "recent", "legend", "frames", "ranks", "groups", "long tags")
+    assert left_out == [order[:many] for many in range(8)]
     with pytest.raises(ValueError, match="identity and span alone take"):
         words.encode(100)
 
 
-def test_in_a_huge_world_ranks_go_first_and_calls_stay() -> None:
-    huge = replace(WORLD, ranks=tuple(range(8192)))
+def test_of_sixteen_groups_that_are_in_use_the_last_calls_of_each_are_there() -> None:
+    groups = {str(number): replace(WORLD, name=str(number)) for number in range(16)}
+    words = decode(replace(WORDS, state=replace(STATE, groups=groups)).encode(CAPACITY))
+    assert words.left_out == ("older calls",)
+    assert {group.recent for group in words.state.groups.values()} == {CALLS[-8:]}
+
+
+def test_files_of_others_among_the_states_are_no_ranks(tmp_path: Path) -> None:
+    folder = Path(places.folder(str(tmp_path), "job-7", "run"))
+    folder.mkdir(parents=True)
+    for name in ("notes.lock", "rank-.lock", "rank-x\udcff.lock", "rank-00003.lock.swp"):
+        (folder / name).touch()
+    mates = Mates([str(tmp_path)], "job-7", "run", "node-a")
+    mates.meet()
+    assert mates.states() == {}
+    assert list(places.locks(str(tmp_path))) == []
+
+
+@pytest.mark.parametrize("moved", [-(10**12), 0, 10**12], ids=["back", "not", "forth"])
+def test_a_rank_is_silent_by_the_clock_that_nobody_moves(moved: int) -> None:
+    """`moved`: by how many ns somebody has set the system's clock since the rank began."""
+    clock = time.time_ns() - time.monotonic_ns() - moved
+    for age, life in ((1, Life.ALIVE), (30, Life.SILENT)):
+        beat = time.monotonic_ns() + clock - age * 10**9
+        words = replace(WORDS, state=replace(STATE, as_of=beat), legend=Legend({"0": ("0", "barrier")}, (), clock))
+        for capacity in (CAPACITY, 1_600):
+            assert as_found(decode(words.encode(capacity)), alive=True).life is life
+
+
+def test_in_a_huge_world_everything_is_said() -> None:
+    every = tuple(range(8192))
+    apart = {"0": every, "1": every[::8], "2": every[5::-1], "3": tuple(rank for rank in every if rank % 16 < 4)}
+    groups = {name: replace(WORLD, name=name, ranks=ranks) for name, ranks in {**apart, "4": (7,), "5": ()}.items()}
+    few = {name: replace(group, recent=()) for name, group in groups.items() if name != "0"}
+    words = replace(WORDS, state=replace(STATE, groups={"0": groups["0"], **few}))
+    assert decode(words.encode(CAPACITY)) == words
+
+
+def test_in_a_huge_world_without_order_ranks_go_first_and_calls_stay() -> None:
+    huge = replace(WORLD, ranks=tuple(rank * rank for rank in range(8192)))
     words = decode(replace(WORDS, state=replace(STATE, groups={"0": huge})).encode(CAPACITY))
     assert words.left_out == ("ranks",)
     assert words.state.groups["0"].recent == CALLS

@@ -18,6 +18,7 @@ from ddtrace_pytorch.stalls.roll import Call, GroupState, Raised, RankState
 from ddtrace_pytorch.stalls.standstill import Standstill
 from ddtrace_pytorch.stalls.state_file import CAPACITY, StateFile
 from ddtrace_pytorch.stalls.verdict import Kind, Verdict
+from ddtrace_pytorch.stalls.watch import SECOND, Pending, limit
 
 JOB, RUN, HOST = "job-7", "20261129T080452Z-00de004b", "node-a"
 SPAN = SpanRecord("pytorch.rank", "rank", "pytorch", 7, 5, None, 0, 9, {}, {})
@@ -131,3 +132,37 @@ def test_a_peer_of_a_dead_rank_is_heard_first(tmp_path: Path, job: Job, leaves: 
 def test_a_peer_that_has_nothing_to_say_of_it_is_not_the_reason(tmp_path: Path, job: Job) -> None:
     said = verdict_of_rank_1(tmp_path, job.rank_2_beats, leaves=True)
     assert (said.kind, said.ranks) == (Kind.GONE, (3,))
+
+
+def test_a_group_whose_time_out_is_short_is_judged_before_that(tmp_path: Path, job: Job) -> None:
+    """Half of it may be less than what a stall is elsewhere."""
+    every = (0, 1, 2, 3)
+    for rank in every:
+        call = Call("barrier", 7, since=time.time_ns() - 5 * SECOND) if rank != 1 else None
+        job.said(rank_in(rank, group("short", every, 7 if call else 6, call)))
+    outlet = Outlet()
+    pending = Pending(
+        f"short {every}", "short", "barrier", 7, time.monotonic_ns() - 5 * SECOND, limit(10.0, 0, 8 * SECOND)
+    )
+    mine = Standstill(lambda now: [pending], lambda: None, outlet, time.time_ns, 10.0, 4)
+    mine.begin(Mates([str(tmp_path)], JOB, RUN, HOST), f"{tmp_path}")
+    mine.beat()
+    until(lambda: outlet.said, 30, "a verdict")
+    mine.leave(30)
+    assert [(said.kind, said.ranks) for said in outlet.said] == [(Kind.ABSENT, (1,))]
+
+
+def test_where_a_rank_is_not_traced_it_is_said_that_nothing_is_heard_of_it(
+    tmp_path: Path, job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    call = Call("barrier", 7, since=time.time_ns() - 20 * SECOND)
+    for rank in (0, 1, 2):
+        job.said(rank_in(rank, group("world", (0, 1, 2, 3, 4, 5), 7, call)))
+    outlet = Outlet()
+    pending = Pending("world", "world", "barrier", 7, time.monotonic_ns() - 20 * SECOND, 10 * SECOND)
+    mine = Standstill(lambda now: [pending], lambda: None, outlet, time.time_ns, 10.0, 6)
+    mine.begin(Mates([str(tmp_path)], JOB, RUN, HOST), f"{tmp_path}")
+    mine.beat()
+    until(lambda: "nothing is heard of ranks 4-5" in caplog.text, 30, "a warning")
+    mine.leave(30)
+    assert outlet.said == []

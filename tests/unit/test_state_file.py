@@ -199,6 +199,11 @@ def test_a_second_living_process_does_not_get_the_same_files(tmp_path: Path, mon
         assert state_file.read(str(tmp_path / "rank-00003.state"))[0] == text_of(pid)
 
 
+def test_a_lock_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rank-00003.lock")
+    assert not is_alive(str(tmp_path / "rank-00003.lock"))
+
+
 def test_of_many_that_claim_at_once_one_has_it_and_the_others_are_told_so(tmp_path: Path) -> None:
     lock = lock_in(tmp_path)
     with process(lambda: keep(tmp_path)):

@@ -56,6 +56,14 @@ def verdict_of(*states: RankState, world: int = 4, **more: object) -> Verdict:
     return verdict
 
 
+def test_of_a_group_whose_ranks_are_not_known_nothing_is_said_and_of_others_all() -> None:
+    unknown = Group("7", "huge", ())
+    there = [rank_in(rank, here(unknown, 5, call(5))) for rank in range(4)]
+    assert judged(*there) is None
+    verdict = verdict_of(behind(0), *(replace(one, groups=one.groups | waits(one.rank).groups) for one in there[1:]))
+    assert (verdict.kind, verdict.ranks) == (Kind.ABSENT, (0,))
+
+
 def loading(moves: bool = True) -> RankState:
     return behind(
         3, host="host-b", gpu="GPU-3", doing="data", step=517, frames=LOADING, moves=moves, as_of=NOW - 4 * 10**8
@@ -422,7 +430,7 @@ def test_many_in_words() -> None:
     verdict = verdict_of(waits(0), behind(1), behind(2, step=7), behind(3))
     assert message(verdict) == (
         "all_reduce #5 of group `dp` has waited 12 s: ranks 1-3 have not entered it; rank 1: last beat 0.0 s ago; "
-        "rank 2 is step 7, last beat 0.0 s ago; rank 3: last beat 0.0 s ago; rank 0 waits"
+        "rank 2 is in step 7, last beat 0.0 s ago; rank 3: last beat 0.0 s ago; rank 0 waits"
     )
 
 

@@ -14,6 +14,7 @@ from ddtrace_pytorch.stalls.watch import SECOND, Over, Pending, Stalled, Watch, 
         (10, 1, 1800, 10),
         (10, 2, 1800, 16),
         (10, 0, 8, 4),
+        (10, 0, 1, 1),
         (10, 300, 1800, 900),
         (0.5, 0, 1800, 0.5),
     ],
@@ -55,6 +56,17 @@ def test_the_next_call_is_another_one() -> None:
     said = play(Watch(), {111.0: [first], 112.0: [second], 122.0: [second]})
     assert said[112.0] == ([], [Over(first, 12 * SECOND)])
     assert said[122.0] == ([Stalled(second, 11 * SECOND, 1)], [])
+
+
+def test_what_becomes_known_of_a_call_does_not_make_it_another_one() -> None:
+    """Its number, as torch's own calls are counted, and its limit, as other threads' calls come to their end."""
+    first, later = pending(7), pending(9)._replace(limit=16 * SECOND)
+    said = play(Watch(), {111.0: [first], 112.0: [later], 122.0: [later], 123.0: []})
+    assert said == {
+        111.0: ([Stalled(first, 11 * SECOND, 1)], []),
+        122.0: ([Stalled(later, 22 * SECOND, 2)], []),
+        123.0: ([], [Over(later, 23 * SECOND)]),
+    }
 
 
 def test_a_process_that_was_stopped_says_it_once_when_it_goes_on() -> None:
