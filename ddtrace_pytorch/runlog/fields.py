@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
-# More than any count, size or time that is recorded.
+# More than any count, size or time that is recorded: a number that large is as good as none.
 TOO_LARGE = 1 << 63
 
 
@@ -21,7 +21,12 @@ def text(record: Mapping[str, Any], key: str) -> str:
 
 def integer(record: Mapping[str, Any], key: str) -> int | None:
     value = record.get(key)
-    return value if type(value) is int else None
+    return value if is_integer(value) else None
+
+
+def is_integer(value: object) -> TypeGuard[int]:
+    """Whether it is a whole number of some size that can be."""
+    return type(value) is int and -TOO_LARGE < value < TOO_LARGE
 
 
 def number(record: Mapping[str, Any], key: str) -> float | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from ddtrace_pytorch.runlog.fields import integer, mapping, text
+from ddtrace_pytorch.runlog.fields import integer, is_integer, mapping, text
 from ddtrace_pytorch.stalls import roll
 from ddtrace_pytorch.stalls.roll import Call, GroupState, Life, RankState
 from ddtrace_pytorch.stalls.waits import sends
@@ -152,8 +152,6 @@ class History:
             written = roll.parse(self._said) if self._said else found
         except ValueError:
             written = found
-        if not _is_sound(written):
-            written = found
         if self._looked is not None and self._looked.as_of >= written.as_of:
             written = self._looked
         return replace(written, rank=self.rank, host=self.host or written.host, gpu=written.gpu or gpu)
@@ -187,7 +185,7 @@ class History:
     def _position(self, group: str) -> tuple[int, int, str | None, int]:
         """Of the last beat, as :mod:`~ddtrace_pytorch.runlog.schema` has it."""
         said = self._groups.get(group)
-        if not isinstance(said, list) or len(said) != 4 or not all(type(one) is int for one in (*said[:2], said[3])):
+        if not isinstance(said, list) or len(said) != 4 or not all(map(is_integer, (*said[:2], said[3]))):
             return 0, 0, None, 0
         entered, completed, operation, since = said
         return entered, completed, operation if isinstance(operation, str) else None, since
@@ -205,20 +203,6 @@ class History:
             return Spent(group, operation, key) in self._spent
         here = said.groups.get(group)
         return max(here.completed if here is not None else 0, self._position(group)[1]) >= key
-
-
-def _is_sound(state: RankState) -> bool:
-    """Whether what is reckoned with are numbers: a log may be damaged."""
-    groups = state.groups.values()
-    calls = [call for here in groups for call in (*here.recent, here.current) if call is not None]
-    numbers: list[object] = [state.as_of, *(rank for here in groups for rank in here.ranks)]
-    numbers += [one for here in groups for one in (here.entered, here.completed)]
-    if state.raised is not None:
-        calls.append(state.raised.call)
-        numbers.append(state.raised.at)
-    numbers += [one for call in calls for one in (call.key, call.since)]
-    words = [call.operation for call in calls] + ([state.raised.error] if state.raised is not None else [])
-    return all(type(one) is int for one in numbers) and all(isinstance(word, str) for word in words)
 
 
 def frames_of(said: Mapping[str, Any]) -> tuple[str, ...]:

@@ -7,10 +7,16 @@ is read of a rank that died or was stopped is up to a second old.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from ddtrace_pytorch.runlog.fields import is_integer
+
+T = TypeVar("T")
 
 
 class Life(Enum):
@@ -112,27 +118,29 @@ def parse(said: Mapping[str, Any]) -> RankState:
     """
     try:
         groups = {
-            name: GroupState(
-                **_known(GroupState, group)
+            name: _made(
+                GroupState,
+                _known(GroupState, group)
                 | {
                     "ranks": tuple(group["ranks"]),
                     "current": _call(group.get("current")),
-                    "recent": tuple(Call(**_call_fields(call)) for call in group.get("recent", ())),
-                }
+                    "recent": tuple(_made(Call, _call_fields(call)) for call in group.get("recent", ())),
+                },
             )
             for name, group in said.get("groups", {}).items()
         }
         raised = said.get("raised")
-        return RankState(
-            **_known(RankState, said)
+        return _made(
+            RankState,
+            _known(RankState, said)
             | {
                 "life": Life(said.get("life", "alive")),
                 "frames": tuple(said.get("frames", ())),
                 "groups": groups,
-                "raised": Raised(**_known(Raised, raised) | {"call": Call(**_call_fields(raised["call"]))})
+                "raised": _made(Raised, _known(Raised, raised) | {"call": _made(Call, _call_fields(raised["call"]))})
                 if raised
                 else None,
-            }
+            },
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"no state of a rank: {error}") from error
@@ -143,8 +151,36 @@ def _known(kind: Any, said: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in said.items() if name in names}
 
 
+def _made(kind: type[T], values: Mapping[str, Any]) -> T:
+    """A `kind` with these `values`, each of the type that it says."""
+    hints = _hints(kind)  # type: ignore[arg-type]
+    for name, value in values.items():
+        if not _is_a(hints[name], value):
+            raise TypeError(f"{name} of {kind.__name__} is {type(value).__name__}")
+    return kind(**values)
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _is_a(hint: Any, value: Any) -> bool:
+    of = get_origin(hint)
+    if of is UnionType:
+        return any(_is_a(one, value) for one in get_args(hint))
+    if of is tuple:
+        item = get_args(hint)[0]
+        # Of a large group these are thousands, on each of its ranks.
+        check = is_integer if item is int else functools.partial(_is_a, item)
+        return isinstance(value, tuple) and all(map(check, value))
+    if hint is int:
+        return is_integer(value)
+    return isinstance(value, of or hint)
+
+
 def _call(said: Mapping[str, Any] | None) -> Call | None:
-    return Call(**_call_fields(said)) if said else None
+    return _made(Call, _call_fields(said)) if said else None
 
 
 def _call_fields(said: Mapping[str, Any]) -> dict[str, Any]:
