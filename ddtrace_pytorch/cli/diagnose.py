@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from functools import partial
@@ -15,6 +14,7 @@ from ddtrace_pytorch import settings
 from ddtrace_pytorch.cli.choice import attempt_option, job_option, run_logs
 from ddtrace_pytorch.cli.diagnosis import Attempt, Diagnosis, Rank, diagnose
 from ddtrace_pytorch.cli.diagnosis_tables import end_rows, ended_alike, rank_rows, stacks
+from ddtrace_pytorch.cli.output import in_json
 from ddtrace_pytorch.cli.tables import line, notes, row, table
 from ddtrace_pytorch.cli.terminal import standard_output
 from ddtrace_pytorch.collectives.dump_files import is_dump
@@ -100,7 +100,7 @@ def diagnose_command(directory: str | None, job: str | None, attempt: str, as_js
     left_behind = partial(look, places.roots(settings.load().state_dir))
     result = diagnose(run_logs(directory, beside=is_dump), job, attempt, left_behind)
     if as_json:
-        click.echo(json.dumps(asdict(result), indent=2))
+        click.echo(in_json(asdict(result)))
     else:
         render(result, standard_output())
     if not all(one.reason_found for one in result.attempts):

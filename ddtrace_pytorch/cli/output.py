@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from ddtrace_pytorch.cli.choice import Refused
 
@@ -16,6 +17,14 @@ from ddtrace_pytorch.cli.choice import Refused
 COMPRESSION = 4
 
 STDOUT = "-"
+
+
+def in_json(found: Any) -> str:
+    """`found` for programs. A number that is not finite, which JSON has not, is in words, as in the run log."""
+    try:
+        return json.dumps(found, indent=2, allow_nan=False)
+    except ValueError:
+        return json.dumps(json.loads(json.dumps(found), parse_constant=str), indent=2)
 
 
 class NotWritable(Refused):

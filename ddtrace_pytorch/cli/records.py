@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from ddtrace_pytorch.histogram import Times
 from ddtrace_pytorch.records.totals import fact, named
-from ddtrace_pytorch.runlog.fields import TOO_LARGE, integer, mapping, number, text
+from ddtrace_pytorch.runlog.fields import integer, mapping, number, text
 from ddtrace_pytorch.spans import Fact
 
 T = TypeVar("T")
@@ -173,7 +173,7 @@ class Gathering:
 
     def _span(self, rank: int, record: Mapping[str, Any]) -> None:
         took = integer(record, "duration")
-        if took is None or not 0 <= took < TOO_LARGE:
+        if took is None or took < 0:
             return
         one = named(self.spans, text(record, "name"), _Spans)
         one.times.add(took)
@@ -184,7 +184,7 @@ class Gathering:
     def _checkpoint(self, rank: int, record: Mapping[str, Any]) -> None:
         tags, metrics = mapping(record, "tags"), mapping(record, "metrics")
         took = integer(record, "duration") or 0
-        if not 0 <= took < TOO_LARGE:
+        if took < 0:
             return
         one = named(self.checkpoints, text(tags, "checkpoint.op"), _Checkpoints)
         many = max(int(_sound(metrics, "checkpoint.count") or 1), 1)
@@ -251,4 +251,4 @@ def _of_numbers(name: str, one: _Numbers) -> Scalar:
 
 def _sound(metrics: Mapping[str, Any], name: str) -> float | None:
     value = number(metrics, name)
-    return value if value is not None and 0 <= value < TOO_LARGE else None
+    return value if value is not None and value >= 0 else None

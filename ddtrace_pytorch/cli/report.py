@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -18,7 +17,7 @@ from ddtrace_pytorch.cli.collective_tables import (
     render_stragglers,
     worth_telling,
 )
-from ddtrace_pytorch.cli.output import STDOUT, written
+from ddtrace_pytorch.cli.output import STDOUT, in_json, written
 from ddtrace_pytorch.cli.page.gathering import View
 from ddtrace_pytorch.cli.progress import progress_bar
 from ddtrace_pytorch.cli.record_tables import render_records
@@ -225,7 +224,7 @@ def report(
             page = page_of(found, result, views)
             file.write(page)
     if as_json:
-        click.echo(json.dumps(asdict(result), indent=2))
+        click.echo(in_json(asdict(result)))
     elif html_file is None:
         render(result, standard_output())
     elif html_file != STDOUT:

@@ -19,7 +19,7 @@ from statistics import median, median_low
 from typing import Any
 
 from ddtrace_pytorch.histogram import Times
-from ddtrace_pytorch.runlog.fields import TOO_LARGE, integer, mapping, number
+from ddtrace_pytorch.runlog.fields import integer, mapping, number
 
 # Of the median rank's step, as much as a rank has to be longer on its own to be called slow.
 NOTABLE = 0.05
@@ -160,7 +160,7 @@ class OfRank:
 
     def add(self, record: Mapping[str, Any]) -> None:
         took = integer(record, "duration")
-        if took is None or not 0 <= took < TOO_LARGE or record.get("unfinished"):
+        if took is None or took < 0 or record.get("unfinished"):
             return
         step = integer(record, "step")
         self._first, self._last = (step if self._first is None else self._first), (self._last if step is None else step)
@@ -211,5 +211,5 @@ def _speed(times: Times) -> dict[str, float]:
 def _add(parts: dict[str, int], metrics: Mapping[str, Any]) -> None:
     for name in parts:
         part = number(metrics, f"{name}_ns")
-        if part is not None and 0 <= part < TOO_LARGE:
+        if part is not None and part >= 0:
             parts[name] += int(part)

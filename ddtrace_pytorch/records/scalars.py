@@ -27,7 +27,8 @@ _tracing: Callable[[], object] = type(None)
 _warned: set[str] = set()
 
 
-Split = tuple[dict[str, int | float], list[tuple[str, Any]], dict[str, Any]]
+# The numbers; the tensors on a GPU, and the types of what is no number: each None where there are none.
+Split = tuple[dict[str, int | float], list[tuple[str, Any]] | None, dict[str, Any] | None]
 
 
 def mapped(values: object) -> dict[str, object]:
@@ -54,8 +55,8 @@ def split(values: Mapping[str, object]) -> Split | None:
     """Of `values` the numbers that are at hand, the tensors of one element on a GPU, and what isn't a number, as its
     type; None where a name is no text."""
     numbers: dict[str, int | float] = {}
-    on_gpu: list[tuple[str, Any]] = []
-    others: dict[str, Any] = {}
+    on_gpu: list[tuple[str, Any]] | None = None
+    others: dict[str, Any] | None = None
     tensor, parameter = _tensors or _find_tensors()
     for name, value in values.items():
         if type(name) is not str or len(name) > NAME_LIMIT:
@@ -83,6 +84,7 @@ def split(values: Mapping[str, object]) -> Split | None:
             if number is not None:
                 number = as_number(number)
             elif _tracing() is None and _is_on_gpu(value):
+                on_gpu = on_gpu or []
                 on_gpu.append((name, value))
                 continue
         else:
@@ -90,12 +92,13 @@ def split(values: Mapping[str, object]) -> Split | None:
             if number is None:
                 number = _in_array(value)
         if number is None:
+            others = others or {}
             others[name] = one(value)
         else:
             numbers[name] = int(number) if number is True or number is False else number
     if len(values) > MOST:
-        numbers, on_gpu, others = _fewer(numbers, on_gpu, others)
-    if others:
+        numbers, on_gpu, others = _fewer(numbers, on_gpu or [], others or {})
+    if others is not None:
         _warn(others)
     return numbers, on_gpu, others
 
@@ -150,9 +153,7 @@ def _is_on_gpu(value: Any) -> bool:
         return False
 
 
-def _fewer(
-    numbers: dict[str, int | float], on_gpu: list[tuple[str, Any]], others: dict[str, Any]
-) -> tuple[dict[str, int | float], list[tuple[str, Any]], dict[str, Any]]:
+def _fewer(numbers: dict[str, int | float], on_gpu: list[tuple[str, Any]], others: dict[str, Any]) -> Split:
     left = MOST - len(others)
     over = len(numbers) + len(on_gpu) + len(others) - MOST
     kept = dict([*numbers.items()][: max(left - len(on_gpu), 0)])

@@ -161,6 +161,8 @@ def begin(
         opened.thread = thread
         opened.code = code
         opened.instruction = instruction
+        # In case a signal comes in the midst of this: its handler's spans are in this one already.
+        opened.started = 0
         opened.took = -1
         opened.failed = opened.stray = False
         opened.within = True

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
-# More than any count, size or time that is recorded.
+# More than any count, size or time that is recorded: a number that large is as good as none.
 TOO_LARGE = 1 << 63
 
 
@@ -19,9 +19,9 @@ def text(record: Mapping[str, Any], key: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def is_whole(value: Any) -> bool:
+def is_whole(value: object) -> TypeGuard[int]:
     """Whether it is a whole number, of some size that can be."""
-    return type(value) is int and abs(value) < TOO_LARGE
+    return type(value) is int and -TOO_LARGE < value < TOO_LARGE
 
 
 def integer(record: Mapping[str, Any], key: str) -> int | None:

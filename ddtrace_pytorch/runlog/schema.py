@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 SCHEMA_VERSION = 1
 
 MAX_DEPTH = 8
+NEVER = 1 << 1000  # no time: with what no float can hold nobody can reckon
 MAX_INT_BITS = 4096  # beyond some 4,300 digits Python itself refuses to read an integer back
 
 # What records of each type may have, besides ``type`` and ``ts``.
@@ -100,7 +101,8 @@ def decode(line: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(record, dict):
         return None
-    if not isinstance(record.get("type"), str) or type(record.get("ts")) is not int:
+    ts = record.get("ts")
+    if not isinstance(record.get("type"), str) or type(ts) is not int or not -NEVER < ts < NEVER:
         return None
     metrics = record.get("metrics")
     if isinstance(metrics, dict):

@@ -13,16 +13,22 @@ class Interrupt(Exception):
     """What the user's code raises in the midst of ours."""
 
 
-def interrupted_everywhere(run: Callable[[], object], *files: str, every: int = 1) -> Iterator[int]:
-    """Call `run` once for each bytecode that it runs in `files`, or one in so many, with an :class:`Interrupt` raised
-    there; after each the caller may look at what is left."""
+def nothing() -> None:
+    """What most handlers do."""
+
+
+def interrupted_everywhere(
+    run: Callable[[], object], *files: str, every: int = 1, handler: Callable[[], object] = nothing
+) -> Iterator[int]:
+    """Call `run` once for each bytecode that it runs in `files`, or one in so many, with `handler` called and an
+    :class:`Interrupt` raised there; after each the caller may look at what is left."""
     for number in itertools.count(step=every):
-        if not _interrupted(run, number, files):
+        if not _interrupted(run, number, files, handler):
             return
         yield number
 
 
-def _interrupted(run: Callable[[], object], number: int, files: tuple[str, ...]) -> bool:
+def _interrupted(run: Callable[[], object], number: int, files: tuple[str, ...], handler: Callable[[], object]) -> bool:
     left = number
 
     def trace(frame: FrameType, event: str, arg: object) -> Any:
@@ -34,6 +40,7 @@ def _interrupted(run: Callable[[], object], number: int, files: tuple[str, ...])
             left -= 1
             if left < 0:
                 sys.settrace(None)
+                handler()
                 raise Interrupt
         return trace
 

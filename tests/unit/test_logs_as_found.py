@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 from harness.dead import leave_last_words
-from harness.story import Record, at, beats, ended
+from harness.story import BROKEN, Record, at, beats, ended
 
 from ddtrace_pytorch.cli.main import cli
+from ddtrace_pytorch.cli.output import in_json
 from ddtrace_pytorch.runlog.schema import SegmentName, encode
+from ddtrace_pytorch.stalls.roll import Call, GroupState, Raised, RankState
 
 COMMANDS = ("report", "timeline", "diagnose", "recover")
 HERE = os.uname().nodename
@@ -199,3 +203,53 @@ def test_nothing_in_a_log_writes_outside_of_the_output(tmp_path: Path, command: 
     after = files(tmp_path)
     assert after.keys() - before.keys() == made.get(command, set())
     assert all(after[name] == data for name, data in before.items() if name in after)
+
+
+STATE = RankState(
+    rank=1, host=HERE, frames=("train.py:8 step",), as_of=at(15), step=3,
+    groups={"0": GroupState("0", "world", (0, 1), "gloo", entered=42, completed=41, current=Call("all_reduce", 42))},
+    raised=Raised("0", Call("all_reduce", 42, shape=(2,)), "RuntimeError: no", at(15)),
+)  # fmt: skip
+ODD: tuple[object, ...] = (None, 1 << 70, 10**400, math.inf, "odd", [None], {"0": None})
+
+
+def replaced(told: Any, by: object) -> Iterator[Any]:
+    """`told` with one part after the other, at any depth, `by` something else."""
+    yield by
+    parts = told.items() if isinstance(told, dict) else enumerate(told) if isinstance(told, list) else ()
+    for name, part in parts:
+        for other in replaced(part, by):
+            yield {**told, name: other} if isinstance(told, dict) else [*told[:name], other, *told[name + 1 :]]
+
+
+@pytest.mark.parametrize(
+    "command", ["report", "report --json", "report --html -", "timeline -o -", "diagnose", "diagnose --json"]
+)
+def test_whatever_type_and_size_the_parts_of_records_are_of_the_rest_is_told(tmp_path: Path, command: str) -> None:
+    state = {"type": "state", "ts": at(15), "why": "raised", "state": STATE.plain()}
+    verdict = {
+        "type": "verdict", "ts": at(15), "kind": "absent", "ranks": [1], "group": "world", "op": "all_reduce",
+        "key": 42, "waiting": [0], "message": "rank 1",
+        "culprits": [{"rank": 1, "kind": "absent", "frames": ["train.py:8 step"]}],
+    }  # fmt: skip
+    step = {"type": "step", "ts": at(15), "step": 3, "start": at(14), "duration": 10**9, "metrics": {"data_ns": 5}}
+    span = {"type": "user_span", "ts": at(15), "name": "mine", "start": at(14), "duration": 10**9, "step": 3, "seq": 1}
+    told = [state, verdict, step, span, call(42, 14), beats(16, 42, 15)[-1], ended("exception", 20.3, BROKEN)]
+    for number, odd in enumerate(ODD):
+        logs = tmp_path / str(number)
+        logs.mkdir()
+        (logs / "rank-00000.jsonl").write_bytes(lines(0, WELL))
+        # As another writer than ours might have it, who knows numbers that JSON has not.
+        others = (json.dumps(one).encode() for record in told for one in replaced(record, odd))
+        for rank, line in enumerate(others, 1):
+            (logs / f"rank-{rank:05}.jsonl").write_bytes(lines(rank, beats(12)) + line + b"\n")
+        name, *options = command.split()
+        result = CliRunner().invoke(cli, [name, str(logs), *options], env={"COLUMNS": "300"})
+        assert result.exit_code == 0, (odd, result.output[-500:], result.exception)
+        if command.endswith("--json"):
+            json.loads(result.stdout, parse_constant=pytest.fail)
+
+
+def test_json_for_programs_has_no_number_that_is_not_finite() -> None:
+    found = json.loads(in_json({"odd": [math.inf, -math.inf, math.nan, 1.5]}), parse_constant=pytest.fail)
+    assert found == {"odd": ["Infinity", "-Infinity", "NaN", 1.5]}

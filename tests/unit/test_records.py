@@ -610,7 +610,7 @@ def test_a_scalar_is_taken_at_once(recorder: Recorder, value: Any, recorded: flo
             value.zero_()
     (row,) = rows(recorder)
     assert (row.kind, at(row)) == (SCALAR, place)
-    assert (row.values, row.types) == ({"x": recorded}, {})
+    assert (row.values, row.types) == ({"x": recorded}, None)
     assert type(row.values["x"]) in (int, float)
 
 
@@ -869,6 +869,24 @@ def test_whatever_is_interrupted_the_users_code_hears_of_it_and_the_next_span_is
         assert here_now.local.here.innermost is None
         many = number
     assert many > 500
+
+
+def in_a_handler() -> None:
+    with span("in a handler"):
+        pass
+
+
+@pytest.mark.once
+def test_what_a_signals_handler_records_can_be_told_wherever_it_came(recorder: Recorder) -> None:
+    met = 0
+    for _ in interrupted_everywhere(everything, "ddtrace_pytorch/records/user_span.py", handler=in_a_handler):
+        for row in rows(recorder):
+            outer = row.parent
+            while outer is not None:
+                assert [name for name in Open.__slots__ if not hasattr(outer, name)] == []
+                outer = outer.parent
+            met += row.name == "in a handler" and row.parent is not None
+    assert met > 100
 
 
 def test_the_users_code_may_be_as_deep_as_it_may_go(recorder: Recorder, caplog: pytest.LogCaptureFixture) -> None:

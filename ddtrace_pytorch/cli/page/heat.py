@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddtrace_pytorch.cli.page.bins import Bins
-from ddtrace_pytorch.runlog.fields import TOO_LARGE, integer, mapping, number
+from ddtrace_pytorch.runlog.fields import integer, mapping, number
 
 # Rows of a picture: one rank each, or several that are next to each other.
 MOST_ROWS = 1024
@@ -52,7 +52,7 @@ class Row:
     def add(self, record: Mapping[str, Any]) -> None:
         """One `step` record."""
         took, began = integer(record, "duration"), integer(record, "start")
-        if took is None or began is None or not 0 < took < TOO_LARGE or not 0 <= began < TOO_LARGE:
+        if took is None or began is None or took <= 0 or began < 0:
             return
         if record.get("unfinished"):
             return

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddtrace_pytorch.cli.page.bins import Bins
-from ddtrace_pytorch.runlog.fields import TOO_LARGE, integer, mapping
+from ddtrace_pytorch.runlog.fields import integer, mapping
 
 # Names that get a plot; of more, those that are there first.
 MOST_NAMES = 64
@@ -76,7 +76,7 @@ class AllSeries:
             series = self._of(name)
             if series is None:
                 continue
-            if step is not None and abs(step) < TOO_LARGE:
+            if step is not None:
                 series.by_step.at(step).add(value)
             else:
                 series.by_time.at(record["ts"]).add(value)
