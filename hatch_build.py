@@ -10,7 +10,11 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-PARTS = {"native/counting.c": "ddtrace_pytorch/collectives/_counting"}
+PARTS = {
+    "native/counting.c": "ddtrace_pytorch/collectives/_counting",
+    "native/collecting.c": "ddtrace_pytorch/training/_collecting",
+    "native/at_hand.c": "ddtrace_pytorch/records/_at_hand",
+}
 FLAGS = ("-O2", "-fPIC", "-shared", "-fvisibility=hidden")
 
 

@@ -15,14 +15,16 @@ MOST = 1_000
 # So many names of scalars that are no numbers are warned of.
 WARNINGS = 20
 
+try:
+    from ddtrace_pytorch.records._at_hand import reader
+except ImportError:
+    reader = None  # type: ignore[assignment]
+
 _NOTHING = nullcontext()
 
 _tensors: tuple[type, ...] = ()
-# How many modes of the user's see what is done with a tensor, of either kind.
-_modes: Callable[[], int] = int
-_function_modes: Callable[[], int] = int
-# What `torch.jit.trace` notes of what is done with a tensor.
-_tracing: Callable[[], object] = type(None)
+# Whether `torch.jit.trace` notes what is done with a tensor.
+_tracing: Callable[[], bool] = bool
 
 _warned: set[str] = set()
 
@@ -70,11 +72,7 @@ def split(values: Mapping[str, object]) -> Split | None:
         number: int | float | None
         if kind is tensor or kind is parameter:
             try:
-                if _tracing() is None and not _modes() and not _function_modes():
-                    # Here and not in a function of its own: nearly every one comes this way.
-                    number = value.item() if value.is_cpu else None  # type: ignore[attr-defined]
-                else:
-                    number = _in_watched_tensor(value)
+                number = _read(value)
             except Exception as error:
                 pass_on(error)
                 number = None  # there are several
@@ -83,7 +81,7 @@ def split(values: Mapping[str, object]) -> Split | None:
                 continue
             if number is not None:
                 number = as_number(number)
-            elif _tracing() is None and _is_on_gpu(value):
+            elif not _tracing() and _is_on_gpu(value):
                 on_gpu = on_gpu or []
                 on_gpu.append((name, value))
                 continue
@@ -119,21 +117,29 @@ def _without_any(inside: Any) -> Iterator[None]:
 
 def _find_tensors() -> tuple[type, ...]:
     """The classes of tensors behind which there is no code of the user's; two that nothing is of without torch."""
-    global _tensors, _modes, _function_modes, _tracing
+    global _tensors, _tracing, _read
     torch = sys.modules.get("torch")
     if torch is not None:
         _tensors = (torch.Tensor, torch.nn.Parameter)
-        _modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
-        _tracing = torch._C._get_tracing_state
+        inside = torch._C
+        _tracing = inside._is_tracing
+        if reader is not None:
+            # Modes of the user's, of either kind, see what is done with a tensor.
+            watched = _tracing, inside._len_torch_dispatch_stack, inside._len_torch_function_stack
+            _read = reader(carefully, torch.Tensor.item, *watched)
     return _tensors or (Mapping, Mapping)
 
 
-def _in_watched_tensor(value: Any) -> int | float | None:
-    """The one element of a tensor in this host's memory, where a mode of the user's is to see nothing of that."""
-    if _tracing() is not None:
+def carefully(value: Any) -> int | float | None:
+    """The one element of a tensor in this host's memory, of which no mode of the user's is to see anything."""
+    if _tracing():
         return None  # it has none yet, and torch would warn
     with without_dispatch(sys.modules["torch"]):
         return value.item() if value.is_cpu else None
+
+
+# The same, faster where that can be.
+_read: Callable[[Any], int | float | None] = carefully
 
 
 def _in_array(value: Any) -> int | float | None:

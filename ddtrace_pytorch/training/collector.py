@@ -1,48 +1,41 @@
-"""What Python's garbage collector takes of a step."""
+"""What Python's garbage collector takes of a step.
+
+By the part in C (``native/collecting.c``), and not at all without it: a callback in Python would lose a Ctrl-C that
+comes during a collection.
+"""
 
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
-
-from ddtrace_pytorch.compiler import leave_uncompiled
 
 if TYPE_CHECKING:
     from ddtrace_pytorch.lifecycle import Lifecycle
 
+try:
+    from ddtrace_pytorch.training._collecting import collections
+except ImportError:
+    collections = None  # type: ignore[assignment]
+
 Undo = Callable[[], None]
 
-OLDEST_GENERATION = 2
 # Collections of the younger generations come many times a step, and take microseconds.
 LONG_NS = 1_000_000
 
 
 def watch(lifecycle: Lifecycle) -> Undo:
-    """Tell of each collection that matters; gives what undoes it.
+    """Have each collection that matters on its step; gives what undoes it.
 
     It runs on whichever thread was about to allocate, and all others wait for the interpreter lock meanwhile.
     """
-    now = time.monotonic_ns
-    started = 0
-
-    def collecting(phase: str, info: dict[str, int]) -> None:
-        nonlocal started
-        if phase == "start":
-            started = now()
-        elif started and lifecycle.current is not None:
-            took, started = now() - started, 0
-            if took >= LONG_NS or info["generation"] == OLDEST_GENERATION:
-                lifecycle.steps.collected(took)
-                lifecycle.progress.tag("gc")
-
-    # A collection may come in the midst of what torch.compile runs.
-    leave_uncompiled(collecting.__code__, to_the_end=True)
-    gc.callbacks.append(collecting)
+    if collections is None:
+        return lambda: None
+    found = lifecycle.steps.garbage = collections(lifecycle, LONG_NS)
+    gc.callbacks.append(found)
 
     def undo() -> None:
-        if collecting in gc.callbacks:
-            gc.callbacks.remove(collecting)
+        if found in gc.callbacks:
+            gc.callbacks.remove(found)
 
     return undo

@@ -54,17 +54,31 @@ class Nobody:
     def turned(self) -> None: ...
 
 
+class Garbage(Protocol):
+    """How many `ns` the collections that matter have taken."""
+
+    @property
+    def ns(self) -> int: ...
+
+
+class NoGarbage:
+    """Where collections are not watched."""
+
+    ns = 0
+
+
 class Steps:
     """The steps of this process, whatever sessions there are.
 
     `first` is called before the first optimizer step of a session, `every` after each. `collectives` gives the ns that
-    were spent in collectives; a session sets it, and the `listener`. `known`: it is no guess any more that the step
-    under way is one, and which.
+    were spent in collectives; a session sets it, and the `listener`. `garbage` tells of collections. `known`: it is no
+    guess any more that the step under way is one, and which.
     """
 
     def __init__(self, progress: Progress, first: Callable[[], object], every: Callable[[], object]) -> None:
         self.listener: Listener = Nobody()
         self.collectives: Callable[[], int] = lambda: 0
+        self.garbage: Garbage = NoGarbage()
         self.progress = progress
         self._first = first
         self._every = every
@@ -88,7 +102,7 @@ class Steps:
         self._inside: list[int] = []
         self._in_engine = 0
         self._engine_stepped = False
-        self.data_ns = self.gc_ns = 0
+        self.data_ns = 0
         # By their numbers: the main thread and those that step, for some frameworks train on another one.
         self.trains_on = {threading.main_thread().ident}
         self._entered = self._collectives_then = 0
@@ -184,10 +198,6 @@ class Steps:
                     self._look_ahead()
         self.data_ns += ended - started
 
-    def collected(self, took: int) -> None:
-        """Garbage was collected for so many ns."""
-        self.gc_ns += took
-
     def leave(self, over: bool = False) -> tuple[Step, Reading, Reading]:
         """The session ends: a step that had ended, as far as one can tell now, is told of; and where all is `over`, one
         that the user began. Gives what is left: the step under way, its start, and now."""
@@ -266,7 +276,7 @@ class Steps:
         if without > 0:
             self._optimizer += without
         looks_whole = self._rule.stepped(optimizer)
-        self._end = now, self.data_ns, collectives, self._optimizer, self.gc_ns
+        self._end = now, self.data_ns, collectives, self._optimizer, self.garbage.ns
         if not self._always_by_hand and not self._turned and looks_whole:
             self._turned = True
             if not self._asked_for_batches:
@@ -315,7 +325,7 @@ class Steps:
         return Step((self._open.number or 0) + 1, (self._open.relative or 0) + 1)
 
     def _reading(self, now: int) -> Reading:
-        return now, self.data_ns, self.collectives(), self._optimizer, self.gc_ns
+        return now, self.data_ns, self.collectives(), self._optimizer, self.garbage.ns
 
 
 def _nobody(optimizer: Any) -> None:

@@ -62,9 +62,10 @@ def test_wheel_holds_what_the_page_of_a_report_is_made_of(wheel: zipfile.ZipFile
         assert wheel.read(name) == (ROOT / name).read_bytes()
 
 
-def test_wheel_holds_the_part_in_c_for_this_python_alone(wheel: zipfile.ZipFile) -> None:
-    built = [name for name in wheel.namelist() if name.endswith(".so")]
-    assert built == ["ddtrace_pytorch/collectives/_counting" + str(sysconfig.get_config_var("EXT_SUFFIX"))]
+def test_wheel_holds_the_parts_in_c_for_this_python_alone(wheel: zipfile.ZipFile) -> None:
+    built = {name for name in wheel.namelist() if name.endswith(".so")}
+    parts = ("collectives/_counting", "records/_at_hand", "training/_collecting")
+    assert built == {f"ddtrace_pytorch/{part}{sysconfig.get_config_var('EXT_SUFFIX')}" for part in parts}
     assert "Root-Is-Purelib: false" in metadata_of(wheel, "WHEEL")
     assert f"Tag: cp3{sys.version_info.minor}-" in metadata_of(wheel, "WHEEL")
 
