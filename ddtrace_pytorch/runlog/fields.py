@@ -26,7 +26,7 @@ def is_whole(value: object) -> TypeGuard[int]:
 
 def integer(record: Mapping[str, Any], key: str) -> int | None:
     value = record.get(key)
-    return value if is_whole(value) else None
+    return value if type(value) is int and -TOO_LARGE < value < TOO_LARGE else None
 
 
 def number(record: Mapping[str, Any], key: str) -> float | None:

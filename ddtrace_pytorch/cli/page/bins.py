@@ -44,14 +44,16 @@ class Bins(Generic[C]):
             first, last = low if low < first else first, high if high > last else last
         self.extent = first, last
         shift = self.shift
-        while (last >> shift) - (first >> shift) >= MOST:
-            shift += 1
-        if shift > self.shift:
+        if (last >> shift) - (first >> shift) >= MOST:
+            while (last >> shift) - (first >> shift) >= MOST:
+                shift += 1
             self.widen(shift)
 
     def at(self, place: int) -> C:
         """The bin that `place` is in."""
-        self.reach(place, place)
+        extent = self.extent
+        if extent is None or not extent[0] <= place <= extent[1]:
+            self.reach(place, place)
         found = self.cells.get(place >> self.shift)
         if found is None:
             found = self.cells[place >> self.shift] = self.new()

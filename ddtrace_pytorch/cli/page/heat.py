@@ -52,27 +52,33 @@ class Row:
     def add(self, record: Mapping[str, Any]) -> None:
         """One `step` record."""
         took, began = integer(record, "duration"), integer(record, "start")
-        if took is None or began is None or took <= 0 or began < 0:
-            return
-        if record.get("unfinished"):
+        if took is None or began is None or took <= 0 or began < 0 or record.get("unfinished"):
             return
         metrics = mapping(record, "metrics")
-        own = max(took - (number(metrics, "collective_ns") or 0.0), 0.0)
-        data = max(number(metrics, "data_ns") or 0.0, 0.0)
+        own = took - (number(metrics, "collective_ns") or 0.0)
+        data = number(metrics, "data_ns") or 0.0
+        if own < 0.0:
+            own = 0.0
+        if data < 0.0:
+            data = 0.0
         end = began + took
         bins = self.bins
         bins.reach(began, end - 1)
         shift, cells = bins.shift, bins.cells
-        first, last = began >> shift, (end - 1) >> shift
-        for at in range(first, last + 1):
-            inside = (end if at == last else (at + 1) << shift) - (began if at == first else at << shift)
+        at, last = began >> shift, (end - 1) >> shift
+        while True:
+            until = end if at == last else (at + 1) << shift
             stay = cells.get(at)
             if stay is None:
                 cells[at] = stay = Stay()
+            inside = until - began
             stay.inside += inside
             stay.step += inside * took
             stay.own += inside * own
             stay.data += inside * data
+            if at == last:
+                return
+            began, at = until, at + 1
 
 
 @dataclass

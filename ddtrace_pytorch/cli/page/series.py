@@ -71,9 +71,9 @@ class AllSeries:
         """One `scalar` record."""
         step = integer(record, "step")
         for name, value in mapping(record, "metrics").items():
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
+            if type(value) is not float and type(value) is not int:
                 continue
-            series = self._of(name)
+            series = self.series.get(name) or self._of(name)
             if series is None:
                 continue
             if step is not None:
