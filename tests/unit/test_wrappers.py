@@ -357,6 +357,27 @@ def test_released_while_calls_are_under_way(ledger: Ledger) -> None:
     assert only(ledger).count == 2
 
 
+@pytest.mark.parametrize("in_c", [True], indirect=True)
+def test_a_function_where_another_was_has_a_counter_of_its_own(ledger: Ledger) -> None:
+    # Of where a function lies its counter is remembered: 300 of them come and go, released or simply dropped.
+    tensor, in_flight = Tensor(3), InFlight()
+    lay_at: set[int] = set()
+    for turn in range(300):
+        name = ("all_reduce", "broadcast")[turn % 2]
+        leaf = wrappers.Leaf(BY_NAME[name], all_reduce, ledger, in_flight, lambda work, cell: None)
+        function, release = leaf.in_c(all_reduce, leaf(all_reduce))
+        lay_at.add(id(function))
+        call = functools.partial(function, tensor)
+        call(), call()
+        if turn % 3:
+            release()
+            call()
+        del leaf, function, release, call
+        gc.collect(0)
+    assert len(lay_at) < 300
+    assert sorted(cell.count for here in ledger.groups for cell in here.cells.values()) == [300, 300]
+
+
 def interrupted(*_: object) -> Any:
     """As the handler of a signal does that comes while code of ours runs."""
     raise KeyboardInterrupt
