@@ -13,10 +13,10 @@ from rich.table import Table
 
 from ddtrace_pytorch.cli.choice import attempt_option, job_option, run_logs
 from ddtrace_pytorch.cli.collective_tables import (
+    is_clear,
     render_collectives,
     render_single_calls,
     render_stragglers,
-    worth_telling,
 )
 from ddtrace_pytorch.cli.output import STDOUT, written
 from ddtrace_pytorch.cli.page.gathering import View
@@ -138,10 +138,10 @@ def _render_ranks(attempt: Attempt, console: Console) -> None:
 
 
 def _made_others_wait(attempt: Attempt) -> Mapping[int, float]:
-    """By rank, in ms over all groups where that is worth telling."""
+    """By rank, in ms over all groups where one of them clearly does: the others' part is for comparison."""
     late: dict[int, float] = {}
     for one in attempt.stragglers:
-        for rank in one.ranks if worth_telling(one, attempt) else ():
+        for rank in one.ranks if is_clear(one, attempt) else ():
             late[rank.rank] = late.get(rank.rank, 0.0) + rank.made_others_wait_ms
     return late
 

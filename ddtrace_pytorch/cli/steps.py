@@ -170,6 +170,11 @@ class OfRank:
         self._times.add(took)
         _add(self._parts, mapping(record, "metrics"))
 
+    @property
+    def began_with(self) -> int | None:
+        """The number of its session's first step; None where that isn't known."""
+        return integer(self._apart[0], "step") if self._apart else None
+
     def told(self, together: Times) -> RankSteps | None:
         """All were added; counts them among those of all ranks `together`, too."""
         times, parts, apart = self._times, self._parts, self._apart
