@@ -25,7 +25,7 @@ END_ROWS = 60
 def status(found: diagnosis.Attempt) -> tuple[str, str]:
     """How it ended, as a kind and in words."""
     if found.ended_well:
-        return "good", "ended well"
+        return ("open", "no failure recorded") if found.status_unknown else ("good", "ended well")
     return ("bad", "failed") if found.reason_found else ("open", "no end recorded")
 
 
