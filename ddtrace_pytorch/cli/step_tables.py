@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from ddtrace_pytorch.cli.steps import PARTS, AllSteps, RankSteps, SlowRank, Steps
+from ddtrace_pytorch.cli.steps import PARTS, AllSteps, Hiccup, RankSteps, SlowRank, Steps
 from ddtrace_pytorch.cli.tables import line, row, span, table
 
 RANK_ROWS = 16
@@ -47,6 +47,10 @@ def render_steps(steps: Steps, console: Console) -> None:
         line(console, slow_in_words(slow), style="yellow")
     if len(steps.slow) > SLOW_ROWS:
         line(console, f"… {len(steps.slow) - SLOW_ROWS:,} more slow ranks (--json lists all)", style="yellow")
+    for hiccup in steps.hiccups[:SLOW_ROWS]:
+        line(console, hiccup_in_words(hiccup), style="yellow")
+    if len(steps.hiccups) > SLOW_ROWS:
+        line(console, f"… {len(steps.hiccups) - SLOW_ROWS:,} more such steps (--json lists all)", style="yellow")
 
 
 def in_words(steps: AllSteps) -> str:
@@ -66,6 +70,11 @@ def reasons(slow: SlowRank) -> tuple[float, str]:
 def slow_in_words(slow: SlowRank) -> str:
     ms, why = reasons(slow)
     return f"rank {slow.rank} takes {span(ms)} more of each step than the others: {why}"
+
+
+def hiccup_in_words(hiccup: Hiccup) -> str:
+    ms, why = reasons(hiccup)
+    return f"rank {hiccup.rank} took {span(ms)} more than the others in step {hiccup.step}: {why}"
 
 
 def _most_telling(steps: Steps) -> Sequence[RankSteps]:

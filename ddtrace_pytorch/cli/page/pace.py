@@ -10,12 +10,13 @@ from ddtrace_pytorch.cli.collective_tables import blame
 from ddtrace_pytorch.cli.page.heat import HeatMap
 from ddtrace_pytorch.cli.page.html import Html, join, tag
 from ddtrace_pytorch.cli.page.parts import NO_SCRIPT, fold, more, say, section, table
-from ddtrace_pytorch.cli.step_tables import reasons
+from ddtrace_pytorch.cli.step_tables import hiccup_in_words, reasons
 from ddtrace_pytorch.cli.steps import NOTABLE, RankSteps
 from ddtrace_pytorch.cli.summary import Attempt, Rank
 from ddtrace_pytorch.cli.tables import duration, span
 
 SLOW_ROWS = 24
+HICCUPS_SHOWN = 8
 RANK_ROWS = 2048
 
 
@@ -72,6 +73,7 @@ def slow(attempt: Attempt) -> Html | None:
         rank = known[one.rank]
         rows.append((str(one.rank), f"+{span(ms)}", why, rank.host, rank.device or ""))
     said = [tag("p", sentence, class_="bad") for sentence in blame(attempt)]
+    said += [tag("p", hiccup_in_words(one), class_="bad") for one in attempt.steps.hiccups[:HICCUPS_SHOWN]]
     nobody = None
     if not rows and not said:
         nobody = say(f"Nobody makes steps longer by more than {NOTABLE:.0%}, and nobody is late to collectives.")
