@@ -196,6 +196,20 @@ def blame(attempt: Attempt) -> Iterator[str]:
         yield slow_in_words(slow)
 
 
+def hides_waiting(attempt: Attempt) -> bool:
+    """Whether ranks wait for each other, about once a step or more, where nobody takes the time."""
+    steps = max((one.steps for one in attempt.steps.ranks), default=0)
+    if len(attempt.steps.ranks) < 2:
+        return False
+    calls = sum(
+        sum(one.calls for one in group.unseen)
+        + sum(one.calls for one in group.operations if one.time_source == "none" and one.operation in ALL_WAIT_FOR_ALL)
+        for group in attempt.collectives
+        if group.size != 1
+    )
+    return calls >= max(steps, 1) * len(attempt.steps.ranks) / 2
+
+
 def is_clear(one: Stragglers, attempt: Attempt) -> bool:
     """Whether there is somebody who the waiting in a group is because of."""
     if one.late_share is None or one.late_share < CLEARLY or not worth_telling(one, attempt):

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from ddtrace_pytorch.cli.choice import attempt_option, job_option, run_logs
 from ddtrace_pytorch.cli.collective_tables import (
+    hides_waiting,
     is_clear,
     render_collectives,
     render_single_calls,
@@ -104,7 +105,7 @@ def _render_attempt(attempt: Attempt, console: Console) -> None:
         console.print(drawn)
     line(console, "")
     _render_ranks(attempt, console)
-    render_steps(attempt.steps, console)
+    render_steps(attempt.steps, console, hides_waiting(attempt))
     render_records(attempt.recorded, console)
     render_collectives(attempt, console)
     render_single_calls(attempt, console)

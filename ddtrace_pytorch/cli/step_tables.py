@@ -14,10 +14,15 @@ SLOW_ROWS = 3
 SHARES = {"data": "data", "collective": "communication", "optimizer": "optimizer", "compute": "compute"}
 # Of what a slow rank takes longer.
 TOLD = 0.05
+HIDDEN = (
+    "Ranks also wait for each other in collectives that torch issues by itself, as in DDP's backward pass. Nobody "
+    "times that, it counts as computing: whether one of them computes longer than the others can't be told."
+)
 
 
-def render_steps(steps: Steps, console: Console) -> None:
-    """How long steps took, rank by rank, and who makes them longer; nothing where nobody stepped."""
+def render_steps(steps: Steps, console: Console, waiting_is_hidden: bool = False) -> None:
+    """How long steps took, rank by rank, and who makes them longer; nothing where nobody stepped. `waiting_is_hidden`:
+    ranks wait for each other where nobody sees it."""
     if not steps.ranks:
         return
     line(console, "")
@@ -51,6 +56,8 @@ def render_steps(steps: Steps, console: Console) -> None:
         line(console, hiccup_in_words(hiccup), style="yellow")
     if len(steps.hiccups) > SLOW_ROWS:
         line(console, f"… {len(steps.hiccups) - SLOW_ROWS:,} more such steps (--json lists all)", style="yellow")
+    if waiting_is_hidden and not steps.slow:
+        line(console, HIDDEN)
 
 
 def in_words(steps: AllSteps) -> str:

@@ -352,6 +352,15 @@ def test_what_torch_launched_by_itself_is_told_with_what_is_known_of_it(tmp_path
     assert "Calls are" not in shown, "no table, no legend"
 
 
+@pytest.mark.parametrize("launched", [40, 4])
+def test_where_ranks_wait_unseen_the_report_says_what_it_cannot_tell(tmp_path: Path, launched: int) -> None:
+    """40 calls of torch's own in 20 steps are the backward passes'; 4 are the start-up's."""
+    for rank in (0, 1):
+        steps = ({"type": "step", "ts": T0, "step": n, "start": T0, "duration": SECOND // 10} for n in range(1, 21))
+        write(tmp_path, rank, *steps, unseen(launched, 0, **{"collective.recorded_as": "all_reduce"}))
+    assert ("Ranks also wait for each other in collectives that torch issues" in run(tmp_path)) is (launched == 40)
+
+
 def test_nobody_is_named_late_by_two_calls(tmp_path: Path) -> None:
     for rank in (0, 1):
         took = [200.0, 200.0] if rank == 0 else [1.0, 1.0]

@@ -72,7 +72,7 @@ def _attempt(report: Report, one: Seen, notes: Sequence[str], pictures: dict[str
         opening.heading(report, attempt, one.found),
         opening.numbers(attempt, one.found),
         opening.ends(one.found) if not one.found.ended_well else None,
-        pace.heat(heat_name, warm, bool(attempt.steps.slow)),
+        pace.heat(heat_name, warm, attempt.steps.slow or attempt.steps.hiccups),
         pace.slow(attempt),
         talk.collectives(attempt),
         talk.matrix(matrix_name, talking),
