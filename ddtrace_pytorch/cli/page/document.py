@@ -75,7 +75,7 @@ def _attempt(report: Report, one: Seen, notes: Sequence[str], pictures: dict[str
         pace.heat(heat_name, warm, attempt.steps.slow or attempt.steps.hiccups),
         pace.slow(attempt),
         talk.collectives(attempt),
-        talk.matrix(matrix_name, talking),
+        talk.matrix(matrix_name, talking, attempt),
         said.scalars(attempt.recorded, view.series),
         *said.others(attempt.recorded),
         gaps.stalls(attempt),
