@@ -25,8 +25,8 @@ _LIKE_SWITCHES = re.compile(r"DD_P\w*MOD\w*|DD_TRAC\w*TOR\w*", re.ASCII)
 
 
 class BadValue(ValueError):
-    """A setting's text cannot be read; the message says what is accepted. Where only a part is `bad`, the others came to
-    what is `kept`."""
+    """A setting's text cannot be read; the message says what is accepted. Where only a part is `bad`, the others
+    came to what is `kept`."""
 
     def __init__(self, accepted: str, bad: str | None = None, kept: object = None) -> None:
         super().__init__(accepted)

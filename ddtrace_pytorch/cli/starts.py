@@ -30,8 +30,8 @@ def join(logs: Iterable[RankLog]) -> list[str]:
     for alike in starts.values():
         for incarnation, ranks in _joined(list(alike.values())).items():
             notes.append(
-                f"{in_words(sorted(ranks))} had no group with the others of {incarnation}: taken to be of one attempt with "
-                "them, for the launcher counted them alike"
+                f"{in_words(sorted(ranks))} had no group with the others of {incarnation}: taken to be of one attempt "
+                "with them, for the launcher counted them alike"
             )
     return notes
 
