@@ -101,7 +101,11 @@ def ranks(attempt: Attempt) -> Html | None:
     drawn = table(columns, rows, columns[3:14] + columns[:1], [rank.ended_badly for rank in shown])
     return section(
         "All ranks",
-        fold(f"{len(attempt.ranks):,} ranks", join(drawn), more(len(shown), len(attempt.ranks), "ranks")),
+        fold(
+            f"{len(attempt.ranks):,} rank{'' if len(attempt.ranks) == 1 else 's'}",
+            join(drawn),
+            more(len(shown), len(attempt.ranks), "ranks"),
+        ),
     )
 
 
