@@ -25,7 +25,13 @@ _LIKE_SWITCHES = re.compile(r"DD_P\w*MOD\w*|DD_TRAC\w*TOR\w*", re.ASCII)
 
 
 class BadValue(ValueError):
-    """A setting's text cannot be read; the message says what is accepted."""
+    """A setting's text cannot be read; the message says what is accepted. Where only a part is `bad`, the others
+    came to what is `kept`."""
+
+    def __init__(self, accepted: str, bad: str | None = None, kept: object = None) -> None:
+        super().__init__(accepted)
+        self.bad = bad
+        self.kept = kept
 
 
 def _text(raw: str) -> str:
@@ -74,12 +80,15 @@ def _paths(raw: str) -> tuple[str, ...]:
 
 
 def _pairs(raw: str) -> tuple[tuple[str, str], ...]:
-    pairs = []
+    pairs, bad = [], []
     for part in filter(str.strip, raw.split(",")):
         key, colon, value = map(str.strip, part.partition(":"))
-        if not (key and colon and value):
-            raise BadValue("pairs such as team:vision,run:7")
-        pairs.append((key, value))
+        if key and colon and value:
+            pairs.append((key, value))
+        else:
+            bad.append(part)
+    if bad:
+        raise BadValue("pairs such as team:vision,run:7", ",".join(bad), tuple(pairs))
     return tuple(pairs)
 
 
@@ -453,8 +462,10 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         try:
             values[setting.field] = setting.parse(raw if raw.strip() else setting.default)
         except BadValue as accepted:
-            values[setting.field] = setting.parse(setting.default)
-            complaints.append(f"{setting.variable}={raw[:80]!r} is not {accepted}; using {setting.default!r}")
+            values[setting.field] = accepted.kept or setting.parse(setting.default)
+            bad = raw if accepted.bad is None else accepted.bad
+            used = "the rest" if accepted.kept else repr(setting.default)
+            complaints.append(f"{setting.variable}={bad[:80]!r} is not {accepted}; using {used}")
     return Settings(**values, complaints=(*complaints, *_unknown(source)))
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import click
 
 from ddtrace_pytorch import settings
+from ddtrace_pytorch.cli import starts
 from ddtrace_pytorch.cli.terminal import visible
 from ddtrace_pytorch.runlog.fields import integer
 from ddtrace_pytorch.runlog.reader import RankLog, Scan, scan
@@ -96,7 +97,7 @@ class Jobs:
 
 
 def jobs_in(found: Scan) -> Jobs:
-    """The jobs of `found`.
+    """The jobs of `found`. Ranks of one start that couldn't agree on an incarnation have the same one from here on.
 
     Raises:
         NotReadable: there is none.
@@ -113,6 +114,7 @@ def jobs_in(found: Scan) -> Jobs:
             f"none of the {len(found.logs)} run log(s) in {found.directory} can be read{first}; "
             "copy them again from where they were written"
         )
+    found.notes += starts.join(logs)
     begun = {log.job: 0 for log in logs}
     for log in logs:
         begun[log.job] = max(begun[log.job], integer(log.identity, "ts") or 0)

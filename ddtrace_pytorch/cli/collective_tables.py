@@ -9,7 +9,7 @@ from rich.console import Console
 from ddtrace_pytorch.cli.collectives import Group, Operation, Unseen
 from ddtrace_pytorch.cli.single_calls import SingleCall
 from ddtrace_pytorch.cli.slow_groups import SlowGroup
-from ddtrace_pytorch.cli.stragglers import Stragglers
+from ddtrace_pytorch.cli.stragglers import Lateness, Stragglers
 from ddtrace_pytorch.cli.summary import Attempt
 from ddtrace_pytorch.cli.tables import line, row, size, span, speed, table
 from ddtrace_pytorch.collectives.surface import ALL_WAIT_FOR_ALL
@@ -23,7 +23,7 @@ RANKS_SHOWN = 8
 WORTH_TELLING = 0.01
 # And this much of a group's waiting has to be because of one rank for a sentence that names it.
 CLEARLY = 2 / 3
-# In fewer calls than this it may be the first one's doing, when everything is still warming up.
+# To be late to fewer calls than this may be chance.
 CALLS_NEEDED = 5
 
 MEANING = "Calls are one rank's, bytes and total the mean of the ranks, mean, p50 and p99 of all calls; GB/s."
@@ -190,19 +190,43 @@ def render_stragglers(attempt: Attempt, console: Console) -> None:
 def blame(attempt: Attempt) -> Iterator[str]:
     """Who comes late to collectives, and which groups talk slowly; nothing where nobody clearly does."""
     for one in attempt.stragglers:
-        clearly = one.late_share is not None and one.late_share >= CLEARLY and one.calls >= CALLS_NEEDED
-        if clearly and worth_telling(one, attempt):
+        if is_clear(one, attempt):
             yield _sentence(one)
     for slow in attempt.slow_groups[:GROUPS_SHOWN]:
         yield slow_in_words(slow)
 
 
+def hides_waiting(attempt: Attempt) -> bool:
+    """Whether ranks wait for each other, about once a step or more, where nobody takes the time."""
+    steps = max((one.steps for one in attempt.steps.ranks), default=0)
+    if len(attempt.steps.ranks) < 2:
+        return False
+    calls = sum(
+        sum(one.calls for one in group.unseen)
+        + sum(one.calls for one in group.operations if one.time_source == "none" and one.operation in ALL_WAIT_FOR_ALL)
+        for group in attempt.collectives
+        if group.size != 1
+    )
+    return calls >= max(steps, 1) * len(attempt.steps.ranks) / 2
+
+
+def is_clear(one: Stragglers, attempt: Attempt) -> bool:
+    """Whether there is somebody who the waiting in a group is because of."""
+    if one.late_share is None or one.late_share < CLEARLY or not worth_telling(one, attempt):
+        return False
+    return _late(one).late_calls >= CALLS_NEEDED
+
+
 def _sentence(one: Stragglers) -> str:
-    (late,) = (rank for rank in one.ranks if rank.rank == one.late_rank)
+    late = _late(one)
     return (
-        f"rank {late.rank} is late: it made the others wait {span(late.made_others_wait_ms)} "
+        f"rank {late.rank} is late: it made the others wait {span(late.typical_wait_ms)}, typically, "
         f"in {late.late_calls:,} of {one.calls:,} sampled calls of {one.group}"
     )
+
+
+def _late(one: Stragglers) -> Lateness:
+    return next(rank for rank in one.ranks if rank.rank == one.late_rank)
 
 
 def slow_in_words(slow: SlowGroup) -> str:

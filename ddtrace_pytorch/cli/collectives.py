@@ -114,7 +114,7 @@ class Collectives(NamedTuple):
 # A call as it is written, of which so much is counted that parsing would take most of the time.
 _CALL = re.compile(
     rb'\{"type":"call","ts":\d{1,19},"op":"(\w+)","group":"([ !#-\[\]-~]*)","key":(\d{1,19}),"start":\d{1,19},'
-    rb'"duration":(\d{1,19}),"bytes":\d{1,19},"source":"(\w+)"(?:,"step":\d{1,19})?\}'
+    rb'"duration":(\d{1,19}),"bytes":\d{1,19},"source":"(\w+)"(?:,"step":(\d{1,18}))?\}'
 )
 _COMPLETION = COMPLETION.encode()
 _A_CALL = b'{"type":"call",'
@@ -139,9 +139,11 @@ class Gathering:
                 if found is None:
                     yield line
                     continue
-                operation, group, key, took, source = found.groups()
+                operation, group, key, took, source, step = found.groups()
                 if source == _COMPLETION:
-                    self._group(group.decode()).waiting.count(rank, operation.decode(), int(key), int(took))
+                    self._group(group.decode()).waiting.count(
+                        rank, operation.decode(), int(key), int(took), None if step is None else int(step)
+                    )
 
         return sift
 
@@ -154,6 +156,11 @@ class Gathering:
                 self._slowest.add(rank, record)
         elif record.get("name") == SUMMARY:
             self._group(text(mapping(record, "tags"), "collective.group_name")).add(rank, record)
+
+    def began_with(self, step: int) -> None:
+        """The first step of the one rank that is here was that one."""
+        for totals in self._groups.values():
+            totals.waiting.began_with(step)
 
     def pour(self, other: Gathering) -> None:
         """Add what is known of other ranks, which come after those that are here."""

@@ -34,6 +34,9 @@ ENDS_TOLD = 4
 HOSTS_TOLD = 3
 WORDS_LIMIT = 300
 
+EXIT = "exit"
+STATUS_UNKNOWN = "With which status an exit was isn't known here: the launcher knows."
+
 # Who was at the other end is another one on every rank.
 _ADDRESS = re.compile(r"\[[^\]\s]*\]:\d+|\b\d+(?:\.\d+){3}(?::\d+)?")
 
@@ -104,7 +107,8 @@ class Recorder:
 
 @dataclass
 class Attempt:
-    """`reason_found` is true too where all `ended_well`. `ranks` has those named first."""
+    """`reason_found` is true too where all `ended_well`: that says no more than that no failure was recorded where
+    `status_unknown`. `ranks` has those named first."""
 
     number: int
     incarnation: str
@@ -112,6 +116,7 @@ class Attempt:
     ranks_found: str
     ranks_missing: str
     ended_well: bool
+    status_unknown: bool
     reason_found: bool
     what_happened: str
     first_failure: FirstFailure | None
@@ -238,6 +243,7 @@ def _attempt(
         ranks_found=compact(histories),
         ranks_missing=compact(finding.missing),
         ended_well=finding.well,
+        status_unknown=_exited(finding),
         reason_found=finding.well or finding.first is not None or verdict is not None,
         what_happened=_what_happened(finding),
         first_failure=_first_failure(finding.first),
@@ -281,7 +287,9 @@ def _what_happened(finding: Finding) -> str:
     """A paragraph."""
     first, verdict = finding.first, finding.verdict
     told = []
-    if finding.well:
+    if finding.well and _exited(finding):
+        told.append(f"No failure was recorded ({_ends(finding, ())}). {STATUS_UNKNOWN}")
+    elif finding.well:
         told.append(f"All ranks ended well ({_ends(finding, ())}).")
     elif first is None and verdict is None:
         opened = [rank for rank, fate in finding.fates.items() if fate.open]
@@ -306,6 +314,11 @@ def _what_happened(finding: Finding) -> str:
         many = "is" if len(finding.missing) == 1 else "are"
         told.append(f"There {many} no log{'' if len(finding.missing) == 1 else 's'} of {who(finding.missing)}.")
     return " ".join(told)
+
+
+def _exited(finding: Finding) -> bool:
+    """Whether a rank ended with its script: Python's exit functions aren't told the status of `sys.exit`."""
+    return any(fate.ended == EXIT for fate in finding.fates.values())
 
 
 def _place(finding: Finding, ranks: Sequence[int]) -> str:

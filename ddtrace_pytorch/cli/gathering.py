@@ -65,6 +65,8 @@ def gather(logs: Sequence[RankLog], calls: int, progress: Progress, view: View |
         # What can't be read in there has been noted when it was read for the first time.
         for record in read(replace(log, notes=[]), types, one.collectives.sift(log.rank)):
             one.add(log.rank, record)
+        if one.steps.began_with is not None:
+            one.collectives.began_with(one.steps.began_with)
         return one
 
     for done, (log, one) in enumerate(zip(logs, of_each(of_log, logs), strict=True), 1):

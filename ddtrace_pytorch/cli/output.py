@@ -44,6 +44,9 @@ def written(path: str) -> Iterator[IO[bytes]]:
             with nullcontext(sys.stdout.buffer) if path == STDOUT else open(path, "wb") as there:
                 yield there
                 there.flush()
+        except BrokenPipeError:
+            # Who reads it has had enough, as `head` does: click ends the command without a word.
+            raise
         except OSError as error:
             raise NotWritable(path, error) from None
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from rich.console import Console
@@ -33,6 +33,8 @@ def _render(kind: Kind, all_of_them: Sequence[Any], console: Console) -> None:
     console.print(drawn)
     if len(all_of_them) > ROWS:
         line(console, f"… {len(all_of_them) - ROWS:,} more {kind.what} (--json lists all)")
+    for said in kind.said(all_of_them[:ROWS]):
+        line(console, said, style="red")
 
 
 def _span(one: UserSpan) -> Sequence[str]:
@@ -43,6 +45,18 @@ def _span(one: UserSpan) -> Sequence[str]:
 
 def _scalar(one: Scalar) -> Sequence[str]:
     return _head(one.name), f"{one.count:,}", *map(_number, (one.first, one.last, one.min, one.max))
+
+
+def _not_finite(scalars: Iterable[Scalar]) -> Iterator[str]:
+    for one in scalars:
+        if one.not_finite:
+            step = "" if one.first_not_finite_step is None else f" in step {one.first_not_finite_step}"
+            first = f"{'the first of them' if one.not_finite > 1 else 'that'}{step} on rank {one.first_not_finite_rank}"
+            yield f"{_head(one.name)}: {one.not_finite:,} of {one.count:,} not finite, {first}"
+
+
+def _nothing(those: Iterable[Any]) -> Iterator[str]:
+    yield from ()
 
 
 def _event(one: Event) -> Sequence[str]:
@@ -79,7 +93,7 @@ def _tail(path: str) -> str:
 
 class Kind(NamedTuple):
     """What is drawn of one of :class:`Recorded`'s fields: `columns`, of which the `figures` stand to the right, and the
-    `cells` of one row. `what`: many of them, in words."""
+    `cells` of one row. `what`: many of them, in words. `said`: what there is to say below a table of them."""
 
     field: str
     title: str
@@ -89,6 +103,7 @@ class Kind(NamedTuple):
     yielding: tuple[str, ...]
     gap: int
     cells: Callable[[Any], Sequence[str]]
+    said: Callable[[Iterable[Any]], Iterator[str]] = _nothing
 
 
 _TIMES = ("Count", "Errors", "Mean", "p95", "Max")
@@ -96,7 +111,7 @@ _VALUES = ("Count", "First", "Last", "Min", "Max")
 _SIZES = ("Count", "Errors", "Bytes", "Total", "Slowest")
 KINDS = (
     Kind("spans", "Your spans", "names", ("Span", *_TIMES, "Slowest at"), _TIMES, ("Span", "Slowest at"), 1, _span),
-    Kind("scalars", "Your scalars", "names", ("Scalar", *_VALUES), _VALUES, ("Scalar",), 2, _scalar),
+    Kind("scalars", "Your scalars", "names", ("Scalar", *_VALUES), _VALUES, ("Scalar",), 2, _scalar, _not_finite),
     Kind("events", "Your events", "names", ("Event", "Count"), ("Count",), ("Event",), 2, _event),
     Kind(
         "checkpoints",

@@ -40,7 +40,8 @@ class UserSpan:
 @dataclass
 class Scalar:
     """All numbers of one name, in order of time. Those that are not finite are words (``NaN``), and neither `min` nor
-    `max`, which are null where there is no other."""
+    `max`, which are null where there is no other. `not_finite` is how many these are; the first of them was on
+    `first_not_finite_rank`, in the step `first_not_finite_step` (null: not known, or there is none)."""
 
     name: str
     count: int
@@ -48,6 +49,9 @@ class Scalar:
     last: Fact
     min: Fact | None
     max: Fact | None
+    not_finite: int
+    first_not_finite_step: int | None
+    first_not_finite_rank: int | None
 
 
 @dataclass
@@ -100,8 +104,11 @@ class _Numbers:
     last: tuple[int, float] = (0, math.nan)
     least: float = math.inf
     most: float = -math.inf
+    not_finite: int = 0
+    # When, in which step and on which rank the first of these was.
+    lost: tuple[int, int | None, int] | None = None
 
-    def add(self, at: int, value: float) -> None:
+    def add(self, at: int, value: float, step: int | None, rank: int) -> None:
         if not self.count or at < self.first[0]:
             self.first = at, value
         if not self.count or at >= self.last[0]:
@@ -109,6 +116,10 @@ class _Numbers:
         self.count += 1
         if isinstance(value, int) or math.isfinite(value):
             self.least, self.most = min(value, self.least), max(value, self.most)
+        else:
+            self.not_finite += 1
+            if self.lost is None or at < self.lost[0]:
+                self.lost = at, step, rank
 
     def pour(self, other: _Numbers) -> None:
         if not other.count:
@@ -119,6 +130,9 @@ class _Numbers:
             self.last = other.last
         self.count += other.count
         self.least, self.most = min(other.least, self.least), max(other.most, self.most)
+        self.not_finite += other.not_finite
+        if other.lost is not None and (self.lost is None or other.lost[0] < self.lost[0]):
+            self.lost = other.lost
 
 
 @dataclass
@@ -163,7 +177,7 @@ class Gathering:
         elif kind == "scalar":
             for name, value in mapping(record, "metrics").items():
                 if isinstance(value, (int, float)) and not isinstance(value, bool):
-                    named(self.scalars, name, _Numbers).add(record["ts"], value)
+                    named(self.scalars, name, _Numbers).add(record["ts"], value, integer(record, "step"), rank)
         elif kind == "event":
             # Those without a number are our own.
             if "seq" in record:
@@ -246,7 +260,8 @@ def _of_spans(name: str, one: _Spans) -> UserSpan:
 def _of_numbers(name: str, one: _Numbers) -> Scalar:
     some = one.least <= one.most
     least, most = (fact(one.least), fact(one.most)) if some else (None, None)
-    return Scalar(name, one.count, fact(one.first[1]), fact(one.last[1]), least, most)
+    _, step, rank = one.lost or (0, None, None)
+    return Scalar(name, one.count, fact(one.first[1]), fact(one.last[1]), least, most, one.not_finite, step, rank)
 
 
 def _sound(metrics: Mapping[str, Any], name: str) -> float | None:

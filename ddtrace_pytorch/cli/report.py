@@ -12,10 +12,11 @@ from rich.table import Table
 
 from ddtrace_pytorch.cli.choice import attempt_option, job_option, run_logs
 from ddtrace_pytorch.cli.collective_tables import (
+    hides_waiting,
+    is_clear,
     render_collectives,
     render_single_calls,
     render_stragglers,
-    worth_telling,
 )
 from ddtrace_pytorch.cli.output import STDOUT, in_json, written
 from ddtrace_pytorch.cli.page.gathering import View
@@ -103,7 +104,7 @@ def _render_attempt(attempt: Attempt, console: Console) -> None:
         console.print(drawn)
     line(console, "")
     _render_ranks(attempt, console)
-    render_steps(attempt.steps, console)
+    render_steps(attempt.steps, console, hides_waiting(attempt))
     render_records(attempt.recorded, console)
     render_collectives(attempt, console)
     render_single_calls(attempt, console)
@@ -137,10 +138,10 @@ def _render_ranks(attempt: Attempt, console: Console) -> None:
 
 
 def _made_others_wait(attempt: Attempt) -> Mapping[int, float]:
-    """By rank, in ms over all groups where that is worth telling."""
+    """By rank, in ms over all groups where one of them clearly does: the others' part is for comparison."""
     late: dict[int, float] = {}
     for one in attempt.stragglers:
-        for rank in one.ranks if worth_telling(one, attempt) else ():
+        for rank in one.ranks if is_clear(one, attempt) else ():
             late[rank.rank] = late.get(rank.rank, 0.0) + rank.made_others_wait_ms
     return late
 

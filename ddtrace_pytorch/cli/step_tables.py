@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from ddtrace_pytorch.cli.steps import PARTS, AllSteps, RankSteps, SlowRank, Steps
+from ddtrace_pytorch.cli.steps import PARTS, AllSteps, Hiccup, RankSteps, SlowRank, Steps
 from ddtrace_pytorch.cli.tables import line, row, span, table
 
 RANK_ROWS = 16
@@ -14,10 +14,15 @@ SLOW_ROWS = 3
 SHARES = {"data": "data", "collective": "communication", "optimizer": "optimizer", "compute": "compute"}
 # Of what a slow rank takes longer.
 TOLD = 0.05
+HIDDEN = (
+    "Ranks also wait for each other in collectives that torch issues by itself, as in DDP's backward pass. Nobody "
+    "times that, it counts as computing: whether one of them computes longer than the others can't be told."
+)
 
 
-def render_steps(steps: Steps, console: Console) -> None:
-    """How long steps took, rank by rank, and who makes them longer; nothing where nobody stepped."""
+def render_steps(steps: Steps, console: Console, waiting_is_hidden: bool = False) -> None:
+    """How long steps took, rank by rank, and who makes them longer; nothing where nobody stepped. `waiting_is_hidden`:
+    ranks wait for each other where nobody sees it."""
     if not steps.ranks:
         return
     line(console, "")
@@ -47,6 +52,12 @@ def render_steps(steps: Steps, console: Console) -> None:
         line(console, slow_in_words(slow), style="yellow")
     if len(steps.slow) > SLOW_ROWS:
         line(console, f"… {len(steps.slow) - SLOW_ROWS:,} more slow ranks (--json lists all)", style="yellow")
+    for hiccup in steps.hiccups[:SLOW_ROWS]:
+        line(console, hiccup_in_words(hiccup), style="yellow")
+    if len(steps.hiccups) > SLOW_ROWS:
+        line(console, f"… {len(steps.hiccups) - SLOW_ROWS:,} more such steps (--json lists all)", style="yellow")
+    if waiting_is_hidden and not steps.slow:
+        line(console, HIDDEN)
 
 
 def in_words(steps: AllSteps) -> str:
@@ -66,6 +77,11 @@ def reasons(slow: SlowRank) -> tuple[float, str]:
 def slow_in_words(slow: SlowRank) -> str:
     ms, why = reasons(slow)
     return f"rank {slow.rank} takes {span(ms)} more of each step than the others: {why}"
+
+
+def hiccup_in_words(hiccup: Hiccup) -> str:
+    ms, why = reasons(hiccup)
+    return f"rank {hiccup.rank} took {span(ms)} more than the others in step {hiccup.step}: {why}"
 
 
 def _most_telling(steps: Steps) -> Sequence[RankSteps]:

@@ -8,13 +8,15 @@ waits longer for data, or is longer in optimizers, counts in any case. Communica
 are longer than the others' without being longer on its own, as far as it is longer in collectives: nobody waits for it
 there, or all who do are as long in them.
 
-The first step of a rank has starting, compiling and warming up in it: it is told apart.
+The first step of a rank has starting, compiling and warming up in it: it is told apart. So are hiccups, the few
+steps of a rank that take many times the median: what one of them takes longer says nothing of each step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import heapq
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import median, median_low
 from typing import Any
 
@@ -23,6 +25,10 @@ from ddtrace_pytorch.runlog.fields import integer, mapping, number
 
 # Of the median rank's step, as much as a rank has to be longer on its own to be called slow.
 NOTABLE = 0.05
+
+# Of a rank's steps, so many may be hiccups: each that takes so many times the median.
+HICCUPS = 5
+TIMES_THE_MEDIAN = 5
 
 OWN = ("data", "compute", "optimizer")
 PARTS = {
@@ -85,20 +91,38 @@ class SlowRank:
 
 
 @dataclass
+class Hiccup(SlowRank):
+    """As :class:`SlowRank`, of one `step` alone."""
+
+    step: int
+
+
+@dataclass
 class Steps:
     """Of one attempt: `ranks` that stepped, those that are `slow`, the slowest first, and `all` together (null: nobody
-    stepped)."""
+    stepped). `hiccups` are single steps that somebody made many times as long, the longest first; `slow` is without."""
 
     ranks: list[RankSteps] = field(default_factory=list)
     slow: list[SlowRank] = field(default_factory=list)
     all: AllSteps | None = None
+    hiccups: list[Hiccup] = field(default_factory=list)
 
 
 def told(of_ranks: Iterable[OfRank]) -> Steps:
     """The steps of one attempt's ranks."""
     together = Times()
-    ranks = sorted((one for rank in of_ranks if (one := rank.told(together)) is not None), key=lambda one: one.rank)
-    return Steps(ranks, slow_among(ranks), _all(ranks, together))
+    ranks, usual = [], []
+    long: dict[int, dict[int, _Long]] = {}
+    for of_rank in of_ranks:
+        one = of_rank.told(together)
+        if one is not None:
+            ranks.append(one)
+            usual.append(of_rank.usual(one))
+            for step in of_rank.hiccups():
+                long.setdefault(step.step, {})[one.rank] = step
+    ranks.sort(key=lambda one: one.rank)
+    usual.sort(key=lambda one: one.rank)
+    return Steps(ranks, slow_among(usual), _all(ranks, together), _hiccups(usual, long))
 
 
 def _all(ranks: Sequence[RankSteps], together: Times) -> AllSteps | None:
@@ -124,16 +148,39 @@ def _all(ranks: Sequence[RankSteps], together: Times) -> AllSteps | None:
 def slow_among(ranks: Sequence[RankSteps]) -> list[SlowRank]:
     """Those of `ranks` that are notably longer than the median of them, on their own or else in collectives."""
     ranks = [one for one in ranks if one.first_ms is None or one.steps > 1]
-    if len(ranks) < 2:
-        return []
+    whole, each = _means(ranks)
+    step = median(whole.values()) if ranks else 0.0
+    return _longest_first(one for one in _longer(whole, each) if one.ms > NOTABLE * step)
+
+
+def _hiccups(usual: Sequence[RankSteps], long: Mapping[int, Mapping[int, _Long]]) -> list[Hiccup]:
+    """Who made each of the `long` steps, by their number and by rank, as long as it was. A rank for which it was none
+    is taken to have had one as usual; where all had it alike, nobody is named."""
+    whole, each = _means(usual)
+    found = []
+    for which, those in long.items():
+        took = whole | {rank: one.took / 1e6 for rank, one in those.items()}
+        parts = each | {rank: one.parts_ms() for rank, one in those.items()}
+        most = max(took[rank] - whole.get(rank, 0.0) for rank in those)
+        named = (one for one in _longer(took, parts) if one.ms > most / 2)
+        found += [Hiccup(**vars(one), step=which) for one in named]
+    return sorted(found, key=lambda one: (-one.ms, one.step, one.rank))
+
+
+def _means(ranks: Sequence[RankSteps]) -> tuple[dict[int, float], dict[int, dict[str, float]]]:
+    """By rank, in ms, how long a step is, and what its parts are."""
     whole = {one.rank: one.mean_ms for one in ranks}
-    each = {one.rank: {part: getattr(one, f"share_{part}") * one.mean_ms for part in PARTS} for one in ranks}
+    return whole, {one.rank: {part: getattr(one, f"share_{part}") * one.mean_ms for part in PARTS} for one in ranks}
+
+
+def _longer(whole: Mapping[int, float], each: Mapping[int, Mapping[str, float]]) -> Iterator[SlowRank]:
+    """Those that are longer than the median at all, of ranks whose steps are `whole` with `each` of their parts."""
+    if len(whole) < 2:
+        return
     # Of two ranks the median is the faster one: half of the ranks may be slow.
     usual = {part: median_low(parts[part] for parts in each.values()) for part in PARTS}
     usual_own = median_low(sum(parts[part] for part in OWN) for parts in each.values())
     usual_step = median_low(whole.values())
-    step = median(whole.values())
-    found = []
     for rank, parts in each.items():
         longer = {part: max(parts[part] - usual[part], 0.0) for part in PARTS}
         others = longer["data"] + longer["optimizer"]
@@ -141,11 +188,29 @@ def slow_among(ranks: Sequence[RankSteps]) -> list[SlowRank]:
         others += longer["compute"]
         longer["collective"] = min(longer["collective"], max(whole[rank] - usual_step - others, 0.0))
         ms = others + longer["collective"]
-        if ms > NOTABLE * step:
+        if ms > 0:
             most_first = sorted((part for part in PARTS if longer[part]), key=lambda part: -longer[part])
             why = {part: longer[part] for part in most_first}
-            found.append(SlowRank(rank, ms, most_first[0], longer[most_first[0]], why))
-    return sorted(found, key=lambda one: (-one.ms, one.rank))
+            yield SlowRank(rank, ms, most_first[0], longer[most_first[0]], why)
+
+
+def _longest_first(slow: Iterable[SlowRank]) -> list[SlowRank]:
+    return sorted(slow, key=lambda one: (-one.ms, one.rank))
+
+
+@dataclass(order=True)
+class _Long:
+    """One of the longest steps of a rank; in ns."""
+
+    took: int
+    step: int
+    data: int = 0
+    collective: int = 0
+    optimizer: int = 0
+
+    def parts_ms(self) -> dict[str, float]:
+        known = {part: getattr(self, part) / 1e6 for part in PARTS if part != "compute"}
+        return known | {"compute": max(self.took / 1e6 - sum(known.values()), 0.0)}
 
 
 class OfRank:
@@ -157,6 +222,7 @@ class OfRank:
         self._first: int | None = None
         self._last: int | None = None
         self._apart: list[Mapping[str, Any]] = []
+        self._longest: list[_Long] = []
 
     def add(self, record: Mapping[str, Any]) -> None:
         took = integer(record, "duration")
@@ -169,6 +235,38 @@ class OfRank:
             return
         self._times.add(took)
         _add(self._parts, mapping(record, "metrics"))
+        if step is not None and (len(self._longest) < HICCUPS or took > self._longest[0].took):
+            parts = dict.fromkeys(self._parts, 0)
+            _add(parts, mapping(record, "metrics"))
+            keep = heapq.heappush if len(self._longest) < HICCUPS else heapq.heappushpop
+            keep(self._longest, _Long(took, step, **parts))
+
+    @property
+    def began_with(self) -> int | None:
+        """The number of its session's first step; None where that isn't known."""
+        return integer(self._apart[0], "step") if self._apart else None
+
+    def hiccups(self) -> list[_Long]:
+        usual = self._times.percentile(0.5)
+        return [one for one in self._longest if one.took > TIMES_THE_MEDIAN * usual]
+
+    def usual(self, whole: RankSteps) -> RankSteps:
+        """`whole`, which was told of it, as if there had been no hiccups."""
+        count, total, hiccups = self._times.count, self._times.total, self.hiccups()
+        left = total - sum(one.took for one in hiccups)
+        if not hiccups or left <= 0:
+            return whole
+        shares = {
+            name: (part - sum(getattr(one, name) for one in hiccups)) / left for name, part in self._parts.items()
+        }
+        return replace(
+            whole,
+            mean_ms=left / (count - len(hiccups)) / 1e6,
+            share_data=shares["data"],
+            share_collective=shares["collective"],
+            share_optimizer=shares["optimizer"],
+            share_compute=max(1 - sum(shares.values()), 0.0),
+        )
 
     def told(self, together: Times) -> RankSteps | None:
         """All were added; counts them among those of all ranks `together`, too."""

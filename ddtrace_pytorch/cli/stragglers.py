@@ -9,7 +9,11 @@ inside: **the rank that waits least is the late one**. For one call,
 Calls are joined by what all ranks of a group know them by (its name and the call's number there), never by their
 position in a log. One counts if every rank of the group that wrote sampled calls at all wrote it, once, of the same
 operation, and as long as it really took (`source` is ``completion``): a call that was only issued tells nothing of who
-came when. Operations with a root are left out, for their root needs not wait for anybody.
+came when. Operations with a root are left out, for their root needs not wait for anybody; and so are the calls of the
+first step and those before it, in which groups connect and everything is still warming up.
+
+One call can be longer than all others together. So who is *the* late rank is told without the one longest wait that
+each is the reason of.
 """
 
 from __future__ import annotations
@@ -18,25 +22,27 @@ import math
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from ddtrace_pytorch.collectives.surface import ALL_WAIT_FOR_ALL
 from ddtrace_pytorch.runlog.fields import TOO_LARGE, integer, text
 
-# Of a group's waiting, as much as one rank has to be the reason of to be called late.
-MOST = 0.5
-
 COMPLETION = "completion"
+
+_NO_STEP = -1
 
 
 @dataclass
 class Lateness:
-    """One rank's part in the waiting of a group; `late_calls` are those it was the last to come to."""
+    """One rank's part in the waiting of a group; `late_calls` are those it was the last to come to, and half of them
+    made the others wait `typical_wait_ms` or more (null: there is none)."""
 
     rank: int
     made_others_wait_ms: float
     waited_for_others_ms: float
     late_calls: int
+    typical_wait_ms: float | None
 
 
 @dataclass
@@ -44,12 +50,15 @@ class Stragglers:
     """Who waited for whom in one group, over the `calls` that could be joined.
 
     `late_rank` is the one that made the others wait longest, null if nobody waited; `late_share` its part of all that
-    waiting. `unmatched` counts records of calls that were not joined, because another rank has none of the same call.
+    waiting; both without the longest wait that each rank is the reason of, where there are others. `first_step_calls`
+    are left out. `unmatched` counts records of calls that were not joined, because another rank has none of the same
+    call.
     """
 
     group: str
     name: str
     calls: int
+    first_step_calls: int
     unmatched: int
     late_rank: int | None
     late_share: float | None
@@ -64,15 +73,18 @@ class Waiting:
         self._operations: list[str] = []
         self._took: dict[int, array[float]] = {}
         self._spoilt: set[int] = set()
+        # By slot, the step that the first rank was in; and the slots of its first step, once that is known.
+        self._steps = array("q")
+        self._first_step: set[int] = set()
         self._records = 0
 
     def add(self, rank: int, record: Mapping[str, Any]) -> None:
         """One `call` record of `rank`."""
         key, took = integer(record, "key"), integer(record, "duration")
         if text(record, "source") == COMPLETION and key is not None and took is not None:
-            self.count(rank, text(record, "op"), key, took)
+            self.count(rank, text(record, "op"), key, took, integer(record, "step"))
 
-    def count(self, rank: int, operation: str, key: int, took: int) -> None:
+    def count(self, rank: int, operation: str, key: int, took: int, step: int | None = None) -> None:
         """One call of `rank` that took so long until it was complete."""
         if operation not in ALL_WAIT_FOR_ALL or not 0 <= took < TOO_LARGE:
             return
@@ -88,11 +100,16 @@ class Waiting:
                 return
             self._slots[key] = len(mine)
             self._operations.append(operation)
+            self._steps.append(step if step is not None and 0 <= step < 2**63 else _NO_STEP)
             mine.append(took)
         elif math.isnan(mine[slot]) and operation == self._operations[slot]:
             mine[slot] = took
         else:
             self._spoilt.add(slot)
+
+    def began_with(self, step: int) -> None:
+        """The first step of the rank whose calls were counted was that one."""
+        self._first_step = {slot for slot, one in enumerate(self._steps) if one in (_NO_STEP, step)}
 
     def pour(self, other: Waiting) -> None:
         """Add the calls of other ranks, which come after those that are here."""
@@ -121,8 +138,9 @@ class Waiting:
     def told(self, group: str, name: str) -> Stragglers | None:
         """What came of it; None if no call could be joined."""
         ranks = sorted(self._took)
-        made, waited, late = (dict.fromkeys(ranks, 0.0) for _ in range(3))
-        calls = 0
+        waited = dict.fromkeys(ranks, 0.0)
+        made = {rank: array("d") for rank in ranks}
+        calls = early = 0
         rows = [self._took[rank] for rank in ranks]
         for slot in range(len(self._slots)) if len(ranks) > 1 else ():
             took = [row[slot] for row in rows]
@@ -130,23 +148,45 @@ class Waiting:
             everybody = sum(took)  # not a number if one is missing
             if slot in self._spoilt or math.isnan(everybody):
                 continue
+            if slot in self._first_step:
+                early += 1
+                continue
             calls += 1
             for rank, one in zip(ranks, took, strict=True):
                 waited[rank] += one - least
             last = ranks[took.index(least)]
             together = everybody - least * len(ranks)
-            made[last] += together / (len(ranks) - 1)
-            late[last] += together > 0
+            if together > 0:
+                made[last].append(together / (len(ranks) - 1))
         if not calls:
             return None
-        waiting = sum(made.values())
-        late_rank = max(ranks, key=lambda rank: made[rank]) if waiting else None
+        late_rank, late_share = _late({rank: made[rank] for rank in ranks if made[rank]})
         return Stragglers(
             group=group,
             name=name,
             calls=calls,
-            unmatched=self._records - calls * len(ranks),
+            first_step_calls=early,
+            unmatched=self._records - (calls + early) * len(ranks),
             late_rank=late_rank,
-            late_share=None if late_rank is None else made[late_rank] / waiting,
-            ranks=[Lateness(rank, made[rank] / 1e6, waited[rank] / 1e6, int(late[rank])) for rank in ranks],
+            late_share=late_share,
+            ranks=[
+                Lateness(
+                    rank,
+                    sum(made[rank]) / 1e6,
+                    waited[rank] / 1e6,
+                    len(made[rank]),
+                    median(made[rank]) / 1e6 if made[rank] else None,
+                )
+                for rank in ranks
+            ],
         )
+
+
+def _late(made: Mapping[int, array[float]]) -> tuple[int | None, float | None]:
+    """Who made the others wait longest, and its part of all that."""
+    if not made:
+        return None, None
+    without_longest = {rank: sum(waits) - max(waits) for rank, waits in made.items()}
+    sums = without_longest if any(without_longest.values()) else {rank: sum(waits) for rank, waits in made.items()}
+    late = max(sums, key=lambda rank: sums[rank])
+    return late, sums[late] / sum(sums.values())

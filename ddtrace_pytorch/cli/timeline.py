@@ -29,7 +29,7 @@ from ddtrace_pytorch.timeline.chrome import Chrome
 from ddtrace_pytorch.timeline.clocks import Aligned
 from ddtrace_pytorch.timeline.crew import workers_for
 from ddtrace_pytorch.timeline.drawing import LIMIT, Asked, NoSuchSteps, Told, draw
-from ddtrace_pytorch.timeline.selection import COARSE, FINE, Steps
+from ddtrace_pytorch.timeline.selection import COARSE, FINE, Backwards, Steps
 from ddtrace_pytorch.timeline.sink import Format
 
 JOB_ROWS = 10
@@ -109,7 +109,8 @@ def timeline_command(
     # Each log is read several times.
     notes(console, list(dict.fromkeys([*found.notes, *unread, *told.notes])))
     if output != STDOUT:
-        line(console, f"{output}: {size(told.written)} before compression; open it in https://ui.perfetto.dev")
+        how = " before compression" if output.endswith(".gz") else ""
+        line(console, f"{output}: {size(told.written)}{how}; open it in https://ui.perfetto.dev")
 
 
 def _format(form: str) -> Format:
@@ -128,8 +129,11 @@ def _steps(written: str | None, last: int | None) -> Steps:
         raise click.UsageError("--steps and --last-steps can't both be given")
     try:
         return Steps.parse(written)
+    except Backwards as error:
+        raise click.BadParameter(visible(str(error)), param_hint="--steps") from None
     except ValueError:
-        raise click.BadParameter(f"{visible(written)} is no A:B", param_hint="--steps") from None
+        why = f"{visible(written)} is not of the form A:B, such as 100:200, 100:, :200 or 100"
+        raise click.BadParameter(why, param_hint="--steps") from None
 
 
 def _of_ranks(logs: list[tuple[int | None, RankLog]], ranks: str, job: str) -> list[tuple[int | None, RankLog]]:

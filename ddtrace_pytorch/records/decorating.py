@@ -198,7 +198,7 @@ def _begin(span: Span, where: CodeType) -> Open | None:
         return None
     # There is none where C calls: at the interpreter's exit, as a thread's function, in autograd's hooks.
     frame: FrameType | None = _getframe(1).f_back
-    if frame is None or str(frame.f_globals.get("__name__")).partition(".")[0] in ("asyncio", "concurrent"):
+    if frame is None or str(frame.f_globals.get("__name__")).partition(".")[0] in _MACHINERY:
         return begin(recorder, span, where, -1)
     return begin(recorder, span, frame.f_code, frame.f_lasti)
 
@@ -219,6 +219,9 @@ def _method(function: Any) -> Any:
             return vars(kind)["__call__"]
     return None
 
+
+# Packages that run what others wrote: `ddtrace` has a frame of its own between asyncio and a task.
+_MACHINERY = ("asyncio", "concurrent", "ddtrace")
 
 # What decorated functions call of this module.
 _OURS = (_begin.__code__, *(value.__code__ for value in vars(_Inside).values() if isinstance(value, FunctionType)))

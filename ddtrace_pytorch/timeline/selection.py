@@ -16,6 +16,10 @@ FINE = frozenset(("user_span", "call", "span"))
 COARSE = frozenset(("step", "scalar", "event", "beat"))
 
 
+class Backwards(ValueError):
+    """Of two steps the last comes before the first."""
+
+
 @dataclass(frozen=True)
 class Steps:
     """Steps from `first` to `last`, both among them; or the `latest` so many, until it is known which these are."""
@@ -36,6 +40,7 @@ class Steps:
         """``100:200``, ``100:``, ``:200``, ``100``.
 
         Raises:
+            Backwards: the last comes before the first.
             ValueError: it is none of these.
         """
         first, colon, last = written.partition(":")
@@ -43,7 +48,7 @@ class Steps:
             return cls(int(first), int(first))
         steps = cls(int(first) if first.strip() else None, int(last) if last.strip() else None)
         if steps.first is not None and steps.last is not None and steps.first > steps.last:
-            raise ValueError(written)
+            raise Backwards(f"{written} ends before it begins")
         return steps
 
 

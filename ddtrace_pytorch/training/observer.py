@@ -132,7 +132,7 @@ class Training:
     def farewell(self, interrupted: bool, over: bool = False) -> None:
         """The process may be about to die: tell what there is; where that has `interrupted` a step, of that one too.
         `over`: nothing more is to come."""
-        step, start, now = self._steps.leave(over and not interrupted)
+        step, start, now = self._steps.leave(over, interrupted)
         unfinished = interrupted and step.number is not None
         self.beat(last=True)
         if unfinished:

@@ -198,13 +198,15 @@ class Steps:
                     self._look_ahead()
         self.data_ns += ended - started
 
-    def leave(self, over: bool = False) -> tuple[Step, Reading, Reading]:
-        """The session ends: a step that had ended, as far as one can tell now, is told of; and where all is `over`, one
-        that the user began. Gives what is left: the step under way, its start, and now."""
-        if self._end is not None:
+    def leave(self, over: bool = False, interrupted: bool = False) -> tuple[Step, Reading, Reading]:
+        """The session ends: a step that had ended, as far as one can tell now, is told of. One that the user began
+        ends with nothing but the next: now where all is `over`, and not at all where it is `interrupted`. Gives what is
+        left: the step under way, its start, and now."""
+        if self._by_hand and self.progress.step is self._open and (over or interrupted):
+            if not interrupted:
+                self._finish(self._reading(time.monotonic_ns()))
+        elif self._end is not None:
             self._finish(self._end)
-        elif over and self._by_hand:
-            self._finish(self._reading(time.monotonic_ns()))
         return self._open, self._started, self._reading(time.monotonic_ns())
 
     def engine_entered(self, engine: Any, depth: int = 1) -> None:

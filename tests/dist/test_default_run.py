@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -16,7 +17,7 @@ import pytest
 from harness.job import environment, jobs_in, torchrun
 from harness.log import Record, of_type, records
 
-from ddtrace_pytorch.runlog.schema import RECORDS
+from ddtrace_pytorch.runlog.schema import RECORDS, encode
 
 pytestmark = pytest.mark.dist
 
@@ -119,13 +120,24 @@ def test_the_benchmarks_log_has_the_fields_of_a_real_one(log: Path, tmp_path: Pa
 
 
 @pytest.fixture(scope="module")
-def answers(log: Path) -> list[list[tuple[Any, ...]]]:
-    """What DuckDB gives for the questions in the docs, but for the first, which only makes the view."""
+def answers(log: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[tuple[Any, ...]]]:
+    """What DuckDB gives for the questions in the docs, but for the first, which only makes the views. Beside the job
+    lie earlier ones, with long steps, and in its own log one that was broken off: none of that is asked for."""
+    root = tmp_path_factory.mktemp("asked") / "logs"
+    shutil.copytree(log, root)
+    long = {"type": "step", "ts": 2, "step": 7, "start": 1, "duration": 10**15, "metrics": {"data_ns": 1}}
+    (mine,) = root.rglob("rank-00000.jsonl")
+    mine.write_bytes(mine.read_bytes() + encode(long | {"unfinished": True}))
+    for job, incarnation in ((mine.parts[-3], "aaa"), ("another", mine.parts[-2])):
+        (root / job / incarnation).mkdir(parents=True, exist_ok=True)
+        scalar = {"type": "scalar", "ts": 2, "step": 1, "metrics": {"loss": 1e9}}
+        told = ({"type": "identity", "ts": 1, "rank": 0}, long, scalar)
+        (root / job / incarnation / mine.name).write_bytes(b"".join(map(encode, told)))
     text = (ROOT / "docs" / "run-log.md").read_text(encoding="utf-8")
     view, *questions = re.findall(r"```sql\n(.*?)```", text, re.DOTALL)
     assert "'/local/logs/" in view
     with duckdb.connect() as database:
-        database.execute(view.replace("'/local/logs/", f"'{log}/"))
+        database.execute(view.replace("'/local/logs/", f"'{root}/"))
         return [database.execute(one).fetchall() for one in questions]
 
 

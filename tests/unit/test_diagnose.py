@@ -101,8 +101,8 @@ def test_a_killed_rank_in_words(killed: Path) -> None:
     assert re.search(r"^\d\d:\d\d:\d\d\.\d{3} +ranks 0, 2-3 +.*raised", shown, re.MULTILINE)
 
 
-ATTEMPT_KEYS = """number incarnation world_size ranks_found ranks_missing ended_well reason_found what_happened
-                  first_failure verdict flight_recorder ranks timeline"""
+ATTEMPT_KEYS = """number incarnation world_size ranks_found ranks_missing ended_well status_unknown reason_found
+                  what_happened first_failure verdict flight_recorder ranks timeline"""
 RANK_KEYS = "rank host gpu ended ended_badly named last_beat was_in step where"
 
 
@@ -152,6 +152,16 @@ def test_a_job_that_ended_well(tmp_path: Path) -> None:
     attempt = last(tmp_path)
     assert (attempt["ended_well"], attempt["first_failure"], attempt["verdict"]) == (True, None, None)
     assert "All ranks ended well (ranks 0-3 destroyed)." in run(tmp_path).stdout
+
+
+def test_of_an_exit_nobody_knows_whether_it_was_a_good_end(tmp_path: Path) -> None:
+    for rank in range(2):
+        write(tmp_path, rank, [*beats(20, 41), ended("exit" if rank else "destroyed", 20.5)])
+    attempt = last(tmp_path)
+    assert (attempt["ended_well"], attempt["status_unknown"], attempt["first_failure"]) == (True, True, None)
+    shown = run(tmp_path).stdout.replace("\n", " ")
+    assert "ended well" not in shown
+    assert "No failure was recorded (rank 0 destroyed; rank 1 exit). With which status an exit was" in shown
 
 
 def test_a_job_that_still_runs_or_was_killed_as_a_whole_has_a_status_of_its_own(tmp_path: Path) -> None:

@@ -311,6 +311,21 @@ def test_a_coroutine_is_awaited_in_its_span(recorder: Recorder) -> None:
         assert co.at - co.started > 9_000_000
 
 
+def test_the_place_of_what_a_loops_machinery_runs_is_its_own(recorder: Recorder) -> None:
+    """ddtrace, too, has a frame of its own between asyncio and a task."""
+
+    @span("co")
+    async def work() -> int:
+        return 7
+
+    resume = "def resume(coroutine):\n    try:\n        coroutine.send(None)\n    except StopIteration:\n        pass\n"
+    for module in ("asyncio.events", "ddtrace.contrib.internal.asyncio._context_switch", "ddtrace"):
+        machinery: dict[str, Any] = {"__name__": module}
+        exec(resume, machinery)
+        machinery["resume"](work())
+        assert at(rows(recorder)[-1]) == f"{inspect.unwrap(work).__code__.co_firstlineno}:work"
+
+
 def test_a_generators_span_lasts_as_long_as_it_is_iterated_over(recorder: Recorder) -> None:
     @span("batches")
     def batches() -> Generator[int, str, str]:

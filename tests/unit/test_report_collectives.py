@@ -115,7 +115,8 @@ GROUP_KEYS = "group name size backend cross_node launched seen coverage operatio
 OPERATION_KEYS = """operation how time_source ranks calls calls_least calls_most bytes time_ms algbw_gbps busbw_gbps
                     waits wait_ms errors slowest_at slowest_rank"""
 CALL_KEYS = "rank operation group key time_source time_ms bytes at"
-STRAGGLER_KEYS = "group name calls unmatched late_rank late_share ranks"
+STRAGGLER_KEYS = "group name calls first_step_calls unmatched late_rank late_share ranks"
+LATENESS_KEYS = "rank made_others_wait_ms waited_for_others_ms late_calls typical_wait_ms"
 
 
 def test_the_keys_of_the_json_are_the_documented_ones(tmp_path: Path) -> None:
@@ -128,7 +129,7 @@ def test_the_keys_of_the_json_are_the_documented_ones(tmp_path: Path) -> None:
     assert list(group["operations"][0]) == OPERATION_KEYS.split()
     assert list(group["operations"][0]["time_ms"]) == ["total", "mean", "p50", "p95", "p99", "max"]
     assert list(straggler) == STRAGGLER_KEYS.split()
-    assert list(straggler["ranks"][0]) == ["rank", "made_others_wait_ms", "waited_for_others_ms", "late_calls"]
+    assert list(straggler["ranks"][0]) == LATENESS_KEYS.split()
 
 
 def test_totals_are_sums_over_summaries_and_ranks_and_percentiles_are_of_all_calls(tmp_path: Path) -> None:
@@ -226,7 +227,7 @@ def late(tmp_path: Path, seconds: float) -> str:
 
 def test_the_last_line_names_the_rank_that_made_the_others_wait(tmp_path: Path) -> None:
     shown = late(tmp_path, seconds=10)
-    said = "rank 1 is late: it made the others wait 1.99s in 10 of 10 sampled calls of world"
+    said = "rank 1 is late: it made the others wait 199ms, typically, in 10 of 10 sampled calls of world"
     assert shown.splitlines()[-1] == said
     assert "   1  h        10.0s  1.99s  no end recorded" in shown
 
@@ -349,6 +350,15 @@ def test_what_torch_launched_by_itself_is_told_with_what_is_known_of_it(tmp_path
     assert "torch's own: 2 broadcast, 512B in the 1 whose size is known" in shown
     assert "torch's own: 1 of unknown kind (" in shown
     assert "Calls are" not in shown, "no table, no legend"
+
+
+@pytest.mark.parametrize("launched", [40, 4])
+def test_where_ranks_wait_unseen_the_report_says_what_it_cannot_tell(tmp_path: Path, launched: int) -> None:
+    """40 calls of torch's own in 20 steps are the backward passes'; 4 are the start-up's."""
+    for rank in (0, 1):
+        steps = ({"type": "step", "ts": T0, "step": n, "start": T0, "duration": SECOND // 10} for n in range(1, 21))
+        write(tmp_path, rank, *steps, unseen(launched, 0, **{"collective.recorded_as": "all_reduce"}))
+    assert ("Ranks also wait for each other in collectives that torch issues" in run(tmp_path)) is (launched == 40)
 
 
 def test_nobody_is_named_late_by_two_calls(tmp_path: Path) -> None:

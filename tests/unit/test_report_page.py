@@ -73,6 +73,16 @@ def test_the_page_tells_what_happened_and_why(stuck: Path) -> None:
     assert "data 15%" in said
 
 
+def test_who_talks_to_whom_says_whose_last_totals_are_missing(stuck: Path, tmp_path: Path) -> None:
+    assert "Partial: the log of ranks 0-3 has no end" in text_of(page(stuck))
+    assert "Partial" not in text_of(page(Training(tmp_path, 2, 20).write()))
+
+
+def test_the_picture_that_shows_who_is_slow_comes_first(stuck: Path, tmp_path: Path) -> None:
+    for place, shown in ((stuck, "Waiting for data"), (Training(tmp_path, 2, 20).write(), "Step time")):
+        assert re.findall(r"<input[^>]* checked[^>]*> ([^<]*)", page(place)) == [shown]
+
+
 def test_nothing_can_be_fetched_or_run_but_what_is_ours(stuck: Path) -> None:
     html = page(stuck)
     (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', html)

@@ -76,9 +76,11 @@ def test_what_each_rank_recorded_is_summed_up_by_name(tmp_path: Path) -> None:
     assert (rollout["slowest_rank"], rollout["slowest_at"]) == (1, "slow.py:9:fetch")
     assert score["p95_ms"] == pytest.approx(5, rel=0.07)
     assert found["scalars"] == [
-        {"name": "loss", "count": 4, "first": 4.0, "last": "NaN", "min": 1.0, "max": 9.0},
-        {"name": "lr", "count": 1, "first": 0.1, "last": 0.1, "min": 0.1, "max": 0.1},
-    ]
+        {"name": "loss", "count": 4, "first": 4.0, "last": "NaN", "min": 1.0, "max": 9.0,
+         "not_finite": 1, "first_not_finite_step": None, "first_not_finite_rank": 0},
+        {"name": "lr", "count": 1, "first": 0.1, "last": 0.1, "min": 0.1, "max": 0.1,
+         "not_finite": 0, "first_not_finite_step": None, "first_not_finite_rank": None},
+    ]  # fmt: skip
     assert found["events"] == [{"name": "best", "count": 2}]
     assert found["checkpoints"] == [
         {"op": "torch.save", "count": 4, "errors": 0, "bytes": 10_000, "total_ms": 800.0, "slowest_ms": 400.0,
@@ -135,6 +137,17 @@ def test_what_is_damaged_costs_itself_alone(tmp_path: Path) -> None:
     assert [(one["name"], one["last"]) for one in found["scalars"]] == [("large", "int")]
     assert [one["count"] for one in found["checkpoints"]] == [1]
     assert "good" in report(tmp_path)
+
+
+def test_numbers_that_were_not_finite_in_between_are_counted_and_the_first_is_placed(tmp_path: Path) -> None:
+    def loss(step: int, value: float) -> dict[str, Any]:
+        return scalar(step, loss=value) | {"step": step}
+
+    write_rank(tmp_path, 0, [loss(1, 4.0), loss(8, math.nan), loss(9, 3.0)])
+    write_rank(tmp_path, 1, [loss(1, 4.0), loss(7, math.inf), loss(9, 3.0)])
+    assert "loss: 2 of 6 not finite, the first of them in step 7 on rank 1" in report(tmp_path).splitlines()
+    (one,) = recorded(tmp_path)["scalars"]
+    assert (one["not_finite"], one["first_not_finite_step"], one["first_not_finite_rank"]) == (2, 7, 1)
 
 
 def test_without_any_nothing_is_said_of_them(tmp_path: Path) -> None:

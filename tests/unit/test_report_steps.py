@@ -141,6 +141,37 @@ def test_the_first_step_says_nothing_about_the_others(tmp_path: Path) -> None:
     assert (by_itself["steps"], by_itself["max_ms"], by_itself["share_data"]) == (1, 12_300.0, 0.01)
 
 
+def test_a_hiccup_is_told_as_one_and_no_part_of_each_step(tmp_path: Path) -> None:
+    """In step 31 the others wait for rank 2, seen in collectives on rank 0, as computing on rank 1; and all are long in
+    step 40, which is nobody's."""
+    for rank, waits in enumerate(("collective", "compute", "data")):
+        steps = [step(n, 40, data=1) for n in range(1, 61)]
+        steps[30] = step(31, 60_040, **({waits: 60_000} if waits != "compute" else {}))
+        steps[39] = step(40, 900, data=1)
+        write(tmp_path, rank, steps)
+    told = report(tmp_path)
+    assert "more of each step" not in told
+    assert [one for one in told.splitlines() if " took " in one] == [
+        "rank 2 took 1m00s more than the others in step 31: data loading (+1m00s)"
+    ]
+    (attempt,) = json.loads(report(tmp_path, "--json"))["attempts"]
+    (hiccup,) = attempt["steps"]["hiccups"]
+    assert (hiccup["step"], hiccup["rank"], hiccup["part"]) == (31, 2, "data")
+    assert attempt["steps"]["ranks"][2]["max_ms"] == 60_040
+
+
+def test_a_rank_that_is_slow_in_each_step_is_named_beside_its_hiccup(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        own, waits = ("data", "collective") if rank else ("collective", "data")
+        steps = [step(n, 100, **{own: 30, waits: 1}) for n in range(1, 61)]
+        if rank:
+            steps[30] = step(31, 5_000, data=4_930)
+        write(tmp_path, rank, steps)
+    told = report(tmp_path)
+    assert "rank 1 takes 29ms more of each step than the others: data loading (+29ms)" in told
+    assert "rank 1 took 4.93s more than the others in step 31: data loading (+4.93s)" in told
+
+
 def test_what_is_piped_is_not_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, 0, [step(n, 123.4, data=60, collective=1, optimizer=5) for n in range(1, 101)])
     monkeypatch.delenv("COLUMNS", raising=False)

@@ -107,6 +107,13 @@ def test_our_own_service_wins_over_ddtraces() -> None:
     assert load({"DD_SERVICE": "shop", "DD_PYTORCH_SERVICE": "trainer"}).service == "trainer"
 
 
+def test_one_bad_pair_does_not_cost_the_good_ones() -> None:
+    settings = load({"DD_PYTORCH_LOG_METADATA": "team:vision,bad,run:7"})
+    assert settings.log_metadata == (("team", "vision"), ("run", "7"))
+    (complaint,) = settings.complaints
+    assert complaint == "DD_PYTORCH_LOG_METADATA='bad' is not pairs such as team:vision,run:7; using the rest"
+
+
 @pytest.mark.parametrize(
     ("variable", "raw", "accepted"),
     [

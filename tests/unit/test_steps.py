@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -251,6 +252,26 @@ def test_steps_of_a_process_without_an_optimizer(watched: Watched) -> None:
     assert watched.progress.step.number == 9
     watched.steps.leave(over=True)
     assert watched.heard.numbers == [7, 8, 9], "the last one is over with the process"
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_the_last_step_of_the_users_own_counting_lasts_on_after_its_optimizer(
+    watched: Watched, interrupted: bool
+) -> None:
+    optimizer = SGD((net := model()).parameters(), lr=0.1)
+    for number in (100, 101, 102):
+        watched.steps.set(number)
+        train(net, optimizer)
+    stepped = time.monotonic_ns()
+    step, start, now = watched.steps.leave(over=True, interrupted=interrupted)
+    if interrupted:
+        assert watched.heard.numbers == [100, 101]
+        assert step is watched.progress.step
+        assert step.number == 102, "nobody has begun another"
+        assert start[0] < stepped < now[0]
+    else:
+        assert watched.heard.numbers == [100, 101, 102]
+        assert watched.heard.steps[-1][2].at > stepped
 
 
 def test_what_the_user_numbers_first_begins_there(watched: Watched) -> None:

@@ -401,7 +401,10 @@ def test_steps_that_are_not_there(tmp_path: Path) -> None:
     result = run(tmp_path, "--steps", "100:200")
     assert (result.exit_code, (tmp_path / "out.json").exists()) == (2, False)
     assert "no such steps in job 4242: the last step that is there is 8" in result.output
-    assert run(tmp_path, "--steps", "3:2").exit_code == run(tmp_path, "--steps", "x").exit_code == 2
+    for asked, why in (("3:2", "3:2 ends before it begins"), ("x", "x is not of the form A:B, such as 100:200")):
+        result = run(tmp_path, "--steps", asked)
+        assert result.exit_code == 2
+        assert why in result.output
     assert run(tmp_path, "--steps", "1:2", "--last-steps", 3).exit_code == 2
 
 
@@ -595,11 +598,24 @@ def test_compressed_by_its_name_and_on_standard_output(tmp_path: Path) -> None:
     a_job(tmp_path)
     plain = timeline(tmp_path)
     out = tmp_path / "out.json.gz"
-    assert CliRunner().invoke(cli, ["timeline", str(tmp_path), "-o", str(out)]).exit_code == 0
+    said = CliRunner().invoke(cli, ["timeline", str(tmp_path), "-o", str(out)])
+    assert said.exit_code == 0
+    assert "before compression" in said.output
+    assert "before compression" not in run(tmp_path).output
     assert checked(gzip.decompress(out.read_bytes())) == plain
     result = CliRunner().invoke(cli, ["timeline", str(tmp_path), "-o", "-"])
     assert checked(result.stdout_bytes) == plain
     assert "drawn of" in result.stderr
+
+
+def test_a_reader_that_has_had_enough_gets_no_message(tmp_path: Path) -> None:
+    a_job(tmp_path)
+    reads, writes = os.pipe()
+    os.close(reads)
+    command = [sys.executable, "-m", "ddtrace_pytorch.cli.main", "timeline", str(tmp_path), "-o", "-"]
+    with open(writes, "wb") as nobody_reads:
+        ended = subprocess.run(command, stdout=nobody_reads, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (1, "")
 
 
 def test_what_was_there_stays_where_nothing_can_be_written(tmp_path: Path) -> None:

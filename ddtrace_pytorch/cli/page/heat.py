@@ -106,7 +106,8 @@ class HeatMap:
     layers: list[Layer]
 
 
-_LAYERS = (("Step time", "step"), ("Without collectives", "own"), ("Waiting for data", "data"))
+STEP, OWN, DATA = "Step time", "Without collectives", "Waiting for data"
+_LAYERS = ((STEP, "step"), (OWN, "own"), (DATA, "data"))
 
 
 def draw(rows: Mapping[int, Row]) -> HeatMap | None:

@@ -25,7 +25,7 @@ END_ROWS = 60
 def status(found: diagnosis.Attempt) -> tuple[str, str]:
     """How it ended, as a kind and in words."""
     if found.ended_well:
-        return "good", "ended well"
+        return ("open", "no failure recorded") if found.status_unknown else ("good", "ended well")
     return ("bad", "failed") if found.reason_found else ("open", "no end recorded")
 
 
@@ -52,7 +52,7 @@ def _slow(attempt: Attempt) -> Iterator[str]:
 
 def _who(report: Report, attempt: Attempt) -> str:
     of = f"attempt {attempt.number} of {len(report.starts)}"
-    ranks = f"{attempt.ranks_seen:,} of {known(attempt.world_size)} ranks"
+    ranks = f"{attempt.ranks_seen:,} of {known(attempt.world_size)} rank{'' if attempt.world_size == 1 else 's'}"
     hosts = f"{len(attempt.hosts):,} host{'' if len(attempt.hosts) == 1 else 's'}"
     return " · ".join((of, ranks, hosts, f"began {attempt.started or '?'}", f"{duration(attempt.duration_s)} long"))
 

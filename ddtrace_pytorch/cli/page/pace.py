@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from ddtrace_pytorch.cli.collective_tables import blame
-from ddtrace_pytorch.cli.page.heat import HeatMap
+from ddtrace_pytorch.cli.collective_tables import blame, hides_waiting
+from ddtrace_pytorch.cli.page.heat import DATA, OWN, STEP, HeatMap
 from ddtrace_pytorch.cli.page.html import Html, join, tag
 from ddtrace_pytorch.cli.page.parts import NO_SCRIPT, fold, more, say, section, table
-from ddtrace_pytorch.cli.step_tables import reasons
-from ddtrace_pytorch.cli.steps import NOTABLE, RankSteps
+from ddtrace_pytorch.cli.step_tables import HIDDEN, hiccup_in_words, reasons
+from ddtrace_pytorch.cli.steps import NOTABLE, RankSteps, SlowRank
 from ddtrace_pytorch.cli.summary import Attempt, Rank
 from ddtrace_pytorch.cli.tables import duration, span
 
 SLOW_ROWS = 24
+HICCUPS_SHOWN = 8
+# By what a rank is slow with, the picture in which it shows.
+_SHOWS = {"data": DATA, "collective": STEP}
 RANK_ROWS = 2048
 
 
-def heat(name: str, drawn: HeatMap | None, somebody_slow: bool) -> Html | None:
-    """The picture's place, called `name`. Where ranks wait for each other all steps are as long: who is slow shows in
-    what they do on their own."""
+def heat(name: str, drawn: HeatMap | None, slow: Sequence[SlowRank]) -> Html | None:
+    """The picture's place, called `name`. Where ranks wait for each other all steps are as long: who is `slow` shows in
+    what they do on their own; and where they wait in the backward pass, only in what it is slow with."""
     if drawn is None:
         return None
+    first = _SHOWS.get(slow[0].part, OWN) if slow else drawn.layers[0].name
     choice = [
-        tag("label", tag("input", type="radio", name=f"{name}-layer", checked=at == somebody_slow), f" {layer.name}")
+        tag("label", tag("input", type="radio", name=f"{name}-layer", checked=layer.name == first), f" {layer.name}")
         for at, layer in enumerate(drawn.layers)
     ]
     canvas = tag("canvas", role="img", aria_label="Step time of each rank over the time")
@@ -72,15 +76,18 @@ def slow(attempt: Attempt) -> Html | None:
         rank = known[one.rank]
         rows.append((str(one.rank), f"+{span(ms)}", why, rank.host, rank.device or ""))
     said = [tag("p", sentence, class_="bad") for sentence in blame(attempt)]
+    said += [tag("p", hiccup_in_words(one), class_="bad") for one in attempt.steps.hiccups[:HICCUPS_SHOWN]]
     nobody = None
     if not rows and not said:
         nobody = say(f"Nobody makes steps longer by more than {NOTABLE:.0%}, and nobody is late to collectives.")
+    hidden = say(HIDDEN) if hides_waiting(attempt) and not attempt.steps.slow else None
     return section(
         "Slowest ranks, and why",
         table(("Rank", "Each step", "Because of", "Host", "GPU"), rows, ("Rank", "Each step")),
         more(len(rows), len(attempt.steps.slow), "slow ranks"),
         *said,
         nobody,
+        hidden,
     )
 
 
@@ -94,7 +101,11 @@ def ranks(attempt: Attempt) -> Html | None:
     drawn = table(columns, rows, columns[3:14] + columns[:1], [rank.ended_badly for rank in shown])
     return section(
         "All ranks",
-        fold(f"{len(attempt.ranks):,} ranks", join(drawn), more(len(shown), len(attempt.ranks), "ranks")),
+        fold(
+            f"{len(attempt.ranks):,} rank{'' if len(attempt.ranks) == 1 else 's'}",
+            join(drawn),
+            more(len(shown), len(attempt.ranks), "ranks"),
+        ),
     )
 
 

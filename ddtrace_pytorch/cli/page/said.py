@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddtrace_pytorch.cli.page.html import Html
+from ddtrace_pytorch.cli.page.html import Html, tag
 from ddtrace_pytorch.cli.page.parts import more, section, table
 from ddtrace_pytorch.cli.page.plots import plots
 from ddtrace_pytorch.cli.page.series import AllSeries
@@ -24,6 +24,8 @@ def others(recorded: Recorded) -> list[Html | None]:
     return [section(kind.title, *_table(kind, recorded)) for kind in KINDS if kind.field != "scalars"]
 
 
-def _table(kind: Kind, recorded: Recorded) -> tuple[Html | None, Html | None]:
+def _table(kind: Kind, recorded: Recorded) -> list[Html | None]:
     there = getattr(recorded, kind.field)
-    return table(kind.columns, map(kind.cells, there[:ROWS]), kind.figures), more(ROWS, len(there), kind.what)
+    drawn = table(kind.columns, map(kind.cells, there[:ROWS]), kind.figures)
+    said = [tag("p", one, class_="bad") for one in kind.said(there[:ROWS])]
+    return [drawn, more(ROWS, len(there), kind.what), *said]

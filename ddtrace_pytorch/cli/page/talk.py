@@ -22,6 +22,7 @@ from ddtrace_pytorch.cli.page.parts import NO_SCRIPT, fold, more, say, section, 
 from ddtrace_pytorch.cli.page.traffic import Matrix
 from ddtrace_pytorch.cli.summary import Attempt
 from ddtrace_pytorch.cli.tables import size
+from ddtrace_pytorch.stalls.telling import in_words
 
 GROUPS_OPEN = 6
 GROUPS_SHOWN = 64
@@ -60,7 +61,7 @@ def _group(group: Group, alike: int) -> Html:
     )
 
 
-def matrix(name: str, drawn: Matrix | None) -> Html | None:
+def matrix(name: str, drawn: Matrix | None, attempt: Attempt) -> Html | None:
     """The picture's place, called `name`."""
     if drawn is None:
         return None
@@ -72,12 +73,18 @@ def matrix(name: str, drawn: Matrix | None) -> Html | None:
         f"Not in it: transfers between two ranks of larger groups ({', '.join(astray)}), for it isn't recorded which "
         "two."
     )
+    cut_short = [one.rank for one in attempt.ranks if one.end_reason is None]
+    partial = say(
+        f"Partial: the log of {in_words(cut_short)} has no end, so what was sent from there since the last totals "
+        "isn't in it."
+    )
     return section(
         "Who talks to whom",
         say(f"Bytes of messages, {size(drawn.total)} in all: rows send, columns receive. Of a collective each other "
             f"rank of the group gets an equal part.{together} Torch's own are in it where their size is known."),
         tag("div", canvas, NO_SCRIPT, class_="picture", id=name) if drawn.anything else None,
         lost if astray else None,
+        partial if cut_short else None,
     )  # fmt: skip
 
 
