@@ -8,7 +8,6 @@ else 1.
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import json
 import os
 import platform
@@ -31,6 +30,7 @@ from ddtrace_pytorch.cli.command_line import CommandLine, look_at
 from ddtrace_pytorch.cli.terminal import standard_output, visible
 from ddtrace_pytorch.identity import job as jobs
 from ddtrace_pytorch.patch import SUPPORTED_TORCH
+from ddtrace_pytorch.plain_numbers import BUILD_ANEW, Part, part
 
 TIMEOUT_SECONDS = 60.0
 
@@ -56,7 +56,7 @@ class Facts:
     location: str
     install: str
     python: str
-    counts_in_c: bool
+    c_part: Part
     packages: dict[str, str | None]
     pth: str | None
     entry_point: bool
@@ -89,7 +89,7 @@ def gather(
         location=location,
         install=install,
         python=f"{platform.python_version()} ({sys.executable})",
-        counts_in_c=importlib.util.find_spec("ddtrace_pytorch.collectives._counting") is not None,
+        c_part=part,
         packages={name: _version(name) for name in NEEDED},
         pth=_pth(),
         entry_point=any(
@@ -145,8 +145,7 @@ Line = tuple[str, str] | tuple[str, str, str]
 def _versions(facts: Facts) -> Iterator[Line]:
     yield GOOD, f"{NAME} {__version__}, {facts.install}: {facts.location}"
     yield GOOD, f"Python {facts.python}"
-    if not facts.counts_in_c:
-        yield NOTE, "collectives are counted in Python, at twice the cost: the wheel was built without a C compiler"
+    yield _counting(facts)
     for name, wanted in NEEDED.items():
         version = facts.packages[name]
         if version is None:
@@ -170,6 +169,18 @@ def _versions(facts: Facts) -> Iterator[Line]:
         yield GOOD, f"torch {torch['version']} ({build})"
     if not torch["distributed"]:
         yield NOTE, "this torch is built without torch.distributed: only single-process training is seen"
+
+
+def _counting(facts: Facts) -> Line:
+    asked = facts.settings.instrument
+    in_python = "collectives are counted in Python, at twice the cost"
+    if facts.c_part is Part.OTHER:
+        return BAD, f"{in_python}: the part in C was built for another version", BUILD_ANEW
+    if facts.c_part is Part.MISSING:
+        return NOTE, f"{in_python}: the part in C was not built, as where there is no C compiler"
+    if asked == "python":
+        return NOTE, f"{in_python}: DD_PYTORCH_INSTRUMENT=python"
+    return GOOD, "collectives are counted by the part in C"
 
 
 def _doors(facts: Facts) -> Iterator[Line]:

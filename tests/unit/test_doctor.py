@@ -23,6 +23,7 @@ from ddtrace_pytorch.cli import doctor, probes
 from ddtrace_pytorch.cli.command_line import CommandLine, look_at
 from ddtrace_pytorch.cli.doctor import BAD, GOOD, NOTE, Check, Facts, examine, todo
 from ddtrace_pytorch.identity import job as jobs
+from ddtrace_pytorch.plain_numbers import Part
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,7 +58,7 @@ def facts(
         location="/site-packages/ddtrace_pytorch",
         install="wheel",
         python="3.12.1 (/bin/python)",
-        counts_in_c=True,
+        c_part=Part.BUILT,
         packages={"ddtrace": "4.16.0", "wrapt": "2.0.0", "nvidia-ml-py": "13.1"},
         pth="/site-packages/ddtrace_pytorch.pth",
         entry_point=True,
@@ -481,10 +482,21 @@ def test_really_run_where_nobody_asked_and_no_agent_is(tmp_path: Path) -> None:
     assert not (tmp_path / "log").exists()
 
 
-def test_without_the_part_in_c_it_says_so_and_nothing_is_wrong() -> None:
-    said = [check for check in examine(replace(facts(), counts_in_c=False)) if "in Python" in check.text]
-    assert [check.state for check in said] == [NOTE]
-    assert not [check for check in examine(facts()) if "in Python" in check.text]
+@pytest.mark.parametrize(
+    ("part", "asked", "state", "said"),
+    [
+        (Part.BUILT, "", GOOD, "counted by the part in C"),
+        (Part.BUILT, "python", NOTE, "in Python, at twice the cost: DD_PYTORCH_INSTRUMENT=python"),
+        (Part.MISSING, "", NOTE, "in Python, at twice the cost: the part in C was not built"),
+        (Part.OTHER, "", BAD, "in Python, at twice the cost: the part in C was built for another version"),
+    ],
+)
+def test_it_says_whether_the_part_in_c_is_in_use(part: Part, asked: str, state: str, said: str) -> None:
+    found = replace(facts({"DD_PYTORCH_INSTRUMENT": asked}), c_part=part)
+    (check,) = [check for check in about("Versions", found) if "collectives" in check.text]
+    assert check.state == state
+    assert said in check.text
+    assert ("build it anew" in str(check.todo)) is (state == BAD)
 
 
 def test_of_each_handler_it_is_said_whether_it_is_to_be_had() -> None:
