@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ddtrace_pytorch import compiler, in_place, plain_numbers
-from ddtrace_pytorch.border import safely, warn_for_host, warn_once
+from ddtrace_pytorch.border import safely, warn_for_host
 from ddtrace_pytorch.collectives import (
     c_wrappers,
     composites,
