@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from ddtrace_pytorch.border import safely
 from ddtrace_pytorch.runlog.appendix import append, find_log
+from ddtrace_pytorch.runlog.reader import RankLog
 from ddtrace_pytorch.runlog.writer import log_directory, private_root
 from ddtrace_pytorch.settings import Settings, default_log_root
 from ddtrace_pytorch.stalls.last_words import KILLED, LastWords
@@ -42,16 +43,22 @@ class Teller:
 
     @safely("add to the run log of a rank that is gone")
     def _add(self, words: LastWords) -> bool:
-        said = words.identity
-        if self._logs is None and said.log_root == default_log_root():
-            private_root(said.log_root)
-        directory = self._logs or log_directory(said.log_root, said.job, said.incarnation)
-        log = find_log(directory, said.job, said.incarnation, said.rank, said.host, words.state.pid)
+        log = self._log(words)
         if log is None:
             return False
         state = {"type": "state", "ts": words.state.as_of, "why": KILLED, "state": words.state.plain()}
         append(log, [*([] if words.ended else [state]), words.finished_span().as_log_record()])
         return True
+
+    def _log(self, words: LastWords) -> RankLog | None:
+        said = words.identity
+        who = (said.job, said.incarnation, said.rank, said.host, words.state.pid)
+        found = find_log(self._logs, *who) if self._logs is not None else None
+        if found is not None or not said.log_root:
+            return found
+        if said.log_root == default_log_root():
+            private_root(said.log_root)
+        return find_log(log_directory(said.log_root, said.job, said.incarnation), *who)
 
 
 class Successor:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import traceback
 from collections.abc import Callable
 from types import FrameType
 from typing import ParamSpec, TypeVar
+
+from ddtrace_pytorch.identity.place import local_rank_hint
 
 log = logging.getLogger("ddtrace_pytorch")
 
@@ -39,6 +42,13 @@ def warn_once(message: str, *, exc_info: bool = False) -> None:
     if message not in _said:
         _said.add(message)
         warn(message, exc_info=exc_info)
+
+
+def warn_for_host(message: str) -> None:
+    """Log `message`, which all ranks of a host have reason to say, as a warning of the first of them alone, where the
+    launcher numbers them."""
+    if not local_rank_hint(os.environ)[0]:
+        warn_once(message)
 
 
 def in_words(error: BaseException) -> str:

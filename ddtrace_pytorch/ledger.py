@@ -98,6 +98,13 @@ class Group(GroupNumbers):
         """Whether the process group was destroyed, and nobody holds it any more."""
         return self.process_group is not None and self.process_group() is None
 
+    def leave_no_circle(self) -> None:
+        """For a group that is gone, so that it goes at once: some trainings turn the garbage collector off."""
+        for cell in self.cells.values():
+            cell.buckets = list(cell.buckets)
+        self.recent = list(self.recent)
+        self.cells.clear()
+
     def number(self, cell: Cell, size: int) -> int:
         """Count a collective of `cell` that moved `size` bytes among the group's; gives its number."""
         self.calls = key = self.calls + 1
@@ -412,6 +419,7 @@ class Ledger:
         for cell in tuple(here.cells.values()):
             if self._timed.pop(cell, cell) is None:
                 self._time_of_gone += cell.time + cell.waited
+        here.leave_no_circle()
 
     def blocked(self) -> int:
         """The ns that callers have spent in collectives, and in waiting for them, on all threads together."""

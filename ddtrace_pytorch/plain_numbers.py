@@ -7,14 +7,31 @@ places it has to fetch, and a number of Python's is one more each time, and anot
 from __future__ import annotations
 
 from collections.abc import MutableSequence
+from enum import Enum
 from typing import TYPE_CHECKING, Any
+
+# The part in C has the same number, and whoever changes what Python sees of it changes both: one that was built for
+# another version, as beside a checkout that has moved on, is not used.
+INTERFACE = 1
+
+
+class Part(Enum):
+    """Whether there is the part in C."""
+
+    BUILT = "built"
+    MISSING = "not built"
+    OTHER = "built for another version"
+
 
 try:
     from ddtrace_pytorch.collectives import _counting
 except ImportError:
-    exist = False
+    part = Part.MISSING
 else:
-    exist = True
+    part = Part.BUILT if getattr(_counting, "INTERFACE", None) == INTERFACE else Part.OTHER
+exist = part is Part.BUILT
+
+BUILD_ANEW = "build it anew, with `pip install -e .` in a checkout, or `pip install --force-reinstall ddtrace-pytorch`"
 
 if TYPE_CHECKING or not exist:
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from ddtrace_pytorch import hooks, parenthood
-from ddtrace_pytorch.border import safely, warn_once
+from ddtrace_pytorch.border import safely, warn_for_host, warn_once
 from ddtrace_pytorch.c_signals import die
 from ddtrace_pytorch.clock import Clock
 from ddtrace_pytorch.collectives.group_lives import GroupLives
@@ -156,10 +156,9 @@ class Session:
 
     def open(self) -> None:
         """Start everything; where that fails (there are no more threads to be had), what was started ends again."""
-        # The ranks of a host have one environment, or nearly: the first of them complains for all.
-        if not place.local_rank_hint(os.environ)[0]:
-            for complaint in (*self._settings.complaints, *self._job.complaints):
-                warn_once(complaint)
+        # The ranks of a host have one environment, or nearly.
+        for complaint in (*self._settings.complaints, *self._job.complaints):
+            warn_for_host(complaint)
         self._exporter.start()
         try:
             self._store_thread.start()

@@ -21,7 +21,7 @@ _OURS = re.compile(PREFIX + r"\w*", re.ASCII)
 # By what ddtrace is asked to switch us on; each alone will do.
 SWITCHES = ("DD_PATCH_MODULES", "DD_TRACE_PYTORCH_ENABLED")
 # Worth comparing with them; ddtrace's DD_TRACE_PYTEST_ENABLED is nearer than many a slip.
-_LIKE_SWITCHES = re.compile(r"DD_P\w*MOD\w*|DD_TRAC\w*TOR\w*", re.ASCII)
+_LIKE_SWITCHES = re.compile(r"DD_P\w*MOD\w*|DD_TRAC\w*(?:TOR|CH|PYTO)\w*", re.ASCII)
 
 
 class BadValue(ValueError):

@@ -16,6 +16,7 @@ from ddtrace_pytorch.clock import Clock
 from ddtrace_pytorch.collectives.composites import Composite
 from ddtrace_pytorch.collectives.in_flight import Slot
 from ddtrace_pytorch.collectives.observer import Collectives
+from ddtrace_pytorch.collectives.summaries import GONE_KEPT
 from ddtrace_pytorch.collectives.surface import BY_NAME, BY_NATIVE_NAME, OPERATIONS
 from ddtrace_pytorch.histogram import percentile
 from ddtrace_pytorch.ledger import RECENT, Cell, Group
@@ -27,8 +28,6 @@ from ddtrace_pytorch.stalls.watch import SECOND, Pending, limit
 from ddtrace_pytorch.tensors import nbytes
 from ddtrace_pytorch.training.progress import Progress
 
-# Of the groups that are gone.
-GONE_TOLD = 16
 # A call that has taken less is not looked at closer.
 CLOSER_NS = SECOND // 4
 # Of the time between two looks, which are so far apart at least: the main thread moves where it computed that much. A
@@ -252,7 +251,7 @@ def _worth_telling(groups: Iterable[Group]) -> list[Group]:
     """Without those that are gone, but for the last: there is no room for all that a training makes and ends in a
     minute, and somebody may still be in what was completed here."""
     every = list(groups)
-    left_out = {*[here for here in every if here.is_gone][:-GONE_TOLD]}
+    left_out = {*[here for here in every if here.is_gone][:-GONE_KEPT]}
     return [here for here in every if here not in left_out]
 
 

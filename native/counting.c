@@ -19,6 +19,9 @@
 #error "relies on the interpreter's lock"
 #endif
 
+/* What ddtrace_pytorch.plain_numbers expects; another one whenever anything changes that Python sees of this module. */
+#define INTERFACE 1
+
 #define BUCKETS 64 /* as in ddtrace_pytorch.histogram */
 #define RECENT 32  /* as in ddtrace_pytorch.ledger */
 
@@ -768,7 +771,8 @@ PyMODINIT_FUNC PyInit__counting(void)
     PyObject *module = PyModule_Create(&definition);
     if (!module)
         return NULL;
-    if (!(of_cell = numbers_type(module, TYPE_NAME("CellNumbers"), sizeof(Cell), cell_members, cell_bytes,
+    if (PyModule_AddIntMacro(module, INTERFACE) ||
+        !(of_cell = numbers_type(module, TYPE_NAME("CellNumbers"), sizeof(Cell), cell_members, cell_bytes,
                                  view_buckets)) ||
         !(of_group = numbers_type(module, TYPE_NAME("GroupNumbers"), sizeof(Group), group_members, NULL,
                                   view_recent)) ||

@@ -85,11 +85,11 @@ class Jobs:
         Raises:
             NotThere: there is none, or several.
         """
-        meant = self.ids[:1] if asked is None else _meant(asked, self.ids)
+        meant = self.ids[:1] if asked is None else matching(asked, self.ids)
         if not meant:
-            raise NotThere(f"no job {asked} in {self.directory}; the jobs there: {_shorten(self.ids)}")
+            raise NotThere(f"no job {asked} in {self.directory}; the jobs there: {shorten(self.ids)}")
         if len(meant) > 1:
-            raise NotThere(f"{len(meant)} jobs in {self.directory} begin with {asked}: {_shorten(meant)}")
+            raise NotThere(f"{len(meant)} jobs in {self.directory} begin with {asked}: {shorten(meant)}")
         return meant[0]
 
     def logs_of(self, job: str) -> list[RankLog]:
@@ -133,20 +133,20 @@ def meant_attempts(asked: str, incarnations: Sequence[str], job: str) -> list[in
     if asked == "last":
         return [len(incarnations) - 1]
     # A plain number is never the beginning of an incarnation, which begins with its year.
-    names = [] if asked.isdecimal() else _meant(asked, incarnations)
+    names = [] if asked.isdecimal() else matching(asked, incarnations)
     found = [at for at, name in enumerate(incarnations) if str(at + 1) == asked or name in names]
     if not found:
         raise NotThere(f"no attempt {asked} of job {job}; choose last, all, or from 1 to {len(incarnations)}")
     if len(found) > 1:
-        raise NotThere(f"{len(found)} attempts of job {job} begin with {asked}: {_shorten(names)}")
+        raise NotThere(f"{len(found)} attempts of job {job} begin with {asked}: {shorten(names)}")
     return found
 
 
-def _meant(asked: str, names: Sequence[str]) -> list[str]:
+def matching(asked: str, names: Sequence[str]) -> list[str]:
     """Of `names` the one that is `asked`, else all that begin so."""
     return [asked] if asked in names else [name for name in names if name.startswith(asked)]
 
 
-def _shorten(names: Sequence[str], limit: int = 5) -> str:
+def shorten(names: Sequence[str], limit: int = 5) -> str:
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more

@@ -8,7 +8,6 @@ else 1.
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import json
 import os
 import platform
@@ -31,10 +30,13 @@ from ddtrace_pytorch.cli.command_line import CommandLine, look_at
 from ddtrace_pytorch.cli.terminal import standard_output, visible
 from ddtrace_pytorch.identity import job as jobs
 from ddtrace_pytorch.patch import SUPPORTED_TORCH
+from ddtrace_pytorch.plain_numbers import BUILD_ANEW, Part, part
 
 TIMEOUT_SECONDS = 60.0
 
 NAME = "ddtrace-pytorch"
+WHEEL = "wheel"
+PTH = "ddtrace_pytorch.pth"
 # As pyproject.toml declares them.
 NEEDED = {"ddtrace": ">=4.14", "wrapt": ">=1.17,<3", "nvidia-ml-py": ">=12"}
 
@@ -56,9 +58,10 @@ class Facts:
     location: str
     install: str
     python: str
-    counts_in_c: bool
+    c_part: Part
     packages: dict[str, str | None]
     pth: str | None
+    pth_beside: str | None
     entry_point: bool
     environ: Mapping[str, str]
     settings: settings.Settings
@@ -89,9 +92,10 @@ def gather(
         location=location,
         install=install,
         python=f"{platform.python_version()} ({sys.executable})",
-        counts_in_c=importlib.util.find_spec("ddtrace_pytorch.collectives._counting") is not None,
+        c_part=part,
         packages={name: _version(name) for name in NEEDED},
         pth=_pth(),
+        pth_beside=_existing(os.path.join(location, PTH)) if install == WHEEL else None,
         entry_point=any(
             point.name == "ddtrace_pytorch" for point in importlib.metadata.entry_points(group="torch.backends")
         ),
@@ -121,14 +125,17 @@ def _installed() -> tuple[str, str]:
     if origin.get("dir_info", {}).get("editable"):
         return location, "editable install"
     if os.path.realpath(str(distribution.locate_file("ddtrace_pytorch"))) == os.path.realpath(location):
-        return location, "wheel"
+        return location, WHEEL
     return location, f"found on the path before the wheel installed in {distribution.locate_file('')}"
 
 
 def _pth() -> str | None:
     directories = [*site.getsitepackages(), site.getusersitepackages()]
-    paths = (os.path.join(directory, "ddtrace_pytorch.pth") for directory in directories)
-    return next((path for path in paths if os.path.isfile(path)), None)
+    return next(filter(None, (_existing(os.path.join(directory, PTH)) for directory in directories)), None)
+
+
+def _existing(path: str) -> str | None:
+    return path if os.path.isfile(path) else None
 
 
 # ---- judging ----
@@ -145,8 +152,7 @@ Line = tuple[str, str] | tuple[str, str, str]
 def _versions(facts: Facts) -> Iterator[Line]:
     yield GOOD, f"{NAME} {__version__}, {facts.install}: {facts.location}"
     yield GOOD, f"Python {facts.python}"
-    if not facts.counts_in_c:
-        yield NOTE, "collectives are counted in Python, at twice the cost: the wheel was built without a C compiler"
+    yield _counting(facts)
     for name, wanted in NEEDED.items():
         version = facts.packages[name]
         if version is None:
@@ -172,10 +178,27 @@ def _versions(facts: Facts) -> Iterator[Line]:
         yield NOTE, "this torch is built without torch.distributed: only single-process training is seen"
 
 
+def _counting(facts: Facts) -> Line:
+    asked = facts.settings.instrument
+    in_python = "collectives are counted in Python, at twice the cost"
+    if facts.c_part is Part.OTHER:
+        return BAD, f"{in_python}: the part in C was built for another version", BUILD_ANEW
+    if facts.c_part is Part.MISSING:
+        return NOTE, f"{in_python}: the part in C was not built, as where there is no C compiler"
+    if asked == "python":
+        return NOTE, f"{in_python}: DD_PYTORCH_INSTRUMENT=python"
+    return GOOD, "collectives are counted by the part in C"
+
+
 def _doors(facts: Facts) -> Iterator[Line]:
     autoload = facts.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1")
     torch = facts.answers["torch"]
-    yield (GOOD, f"start-up file {facts.pth}") if facts.pth else (NOTE, "no start-up file (only a wheel brings one)")
+    if facts.pth:
+        yield GOOD, f"start-up file {facts.pth}"
+    elif facts.pth_beside:
+        yield NOTE, f"start-up file {facts.pth_beside}, which Python does not read there: only in its site-packages"
+    else:
+        yield NOTE, "no start-up file (only a wheel brings one)"
     if not facts.entry_point:
         yield NOTE, "no torch.backends entry point (only an installed package has one)"
     elif autoload == "0":
@@ -203,6 +226,12 @@ def _instrumentation(facts: Facts) -> Iterator[Line]:
     asked = [f"{name}={facts.environ[name]}" for name in settings.SWITCHES if name in facts.environ]
     asked_text = " and ".join(asked)
     patched_by = command.patched_by if command else None
+    if command and command.missing:
+        yield (
+            BAD,
+            f"there is no such file as {command.missing}: what it does can't be told",
+            "run doctor where the job is started, in its directory, or correct the script's path",
+        )
     if "error" in answer:
         if "error" not in facts.answers["torch"]:
             yield BAD, f"ddtrace-run could not be tried: {answer['error']}", _ddtrace_broken(facts, answer["error"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
 import click
@@ -10,16 +11,18 @@ from rich.table import Table
 
 from ddtrace_pytorch import settings
 from ddtrace_pytorch.aftermath import Teller
-from ddtrace_pytorch.cli.choice import run_logs
+from ddtrace_pytorch.cli.choice import NotThere, matching, run_logs, shorten
 from ddtrace_pytorch.cli.tables import line, notes, row, table
-from ddtrace_pytorch.cli.terminal import standard_output
+from ddtrace_pytorch.cli.terminal import standard_output, visible
+from ddtrace_pytorch.runlog.reader import Scan
 from ddtrace_pytorch.stalls import places
-from ddtrace_pytorch.stalls.recovery import Fate, Found, recover
+from ddtrace_pytorch.stalls.recovery import Fate, Found, left, recover
 
 SAID = {
     Fate.ALIVE: "lives",
     Fate.TOLD: "told",
     Fate.UNTOLD: "not told",
+    Fate.FORGOTTEN: "forgotten",
     Fate.TAKEN: "told by another",
     Fate.ELSEWHERE: "not of this host",
 }
@@ -43,12 +46,23 @@ def render(found: list[Found], console: Console) -> None:
         )
 
 
-def _render_notes(directory: str | None, console: Console) -> None:
-    """What in `directory` could not be looked at."""
-    if directory is None:
-        return
-    logs = run_logs(directory)
+def _render_notes(logs: Scan, console: Console) -> None:
+    """What in a directory could not be looked at."""
     notes(console, [*logs.notes, *(note for log in logs.logs if log.damaged for note in log.notes)])
+
+
+def _meant(asked: str | None, logs: Scan | None, jobs: Sequence[str]) -> set[str]:
+    """Which of `jobs` are meant: the one that is `asked` for, else those that have a log among `logs`, else all.
+
+    Raises:
+        NotThere: several begin with what is asked for.
+    """
+    if asked is not None:
+        found = matching(asked, list(dict.fromkeys(jobs)))
+        if len(found) > 1:
+            raise NotThere(f"{len(found)} jobs that left something behind here begin with {asked}: {shorten(found)}")
+        return set(found)
+    return set(jobs) if logs is None else {log.job for log in logs.logs if not log.damaged} & set(jobs)
 
 
 def _table(found: list[Found]) -> Table:
@@ -70,25 +84,41 @@ def _time(ns: int) -> str:
 
 @click.command("recover", short_help="Tells of ranks that were killed here, at the Agent and in their run log.")
 @click.argument("directory", metavar="[DIR]", required=False, type=click.Path(exists=True, file_okay=False))
-def recover_command(directory: str | None) -> None:
+@click.option("--job", metavar="ID", help="Of this job alone, by its id or the beginning of it.")
+@click.option("--forget", is_flag=True, help="Delete what there is no Agent and no run log for, rather than keep it.")
+def recover_command(directory: str | None, job: str | None, forget: bool) -> None:
     """Finishes the spans of ranks that died on this host by SIGKILL, out of memory, abort or os._exit.
 
     Each is sent to the Agent once, with its own ids, as an error that ends with the rank's last beat, and is added to
     the rank's run log, if it has one: in DIR, at any depth, or else where the rank had it. A rank that lives, stopped
     or not, is left alone. The next attempt of the same job on this host does the same by itself.
 
+    Of all jobs of this user; with DIR, of those that have a run log in it; with --job, of that one.
+
     Their states are found in DD_PYTORCH_STATE_DIR, if set, or else in /dev/shm and the temporary directory.
     """
     chosen = settings.load()
-    found = list(recover(places.roots(chosen.state_dir), Teller(chosen, directory)))
+    roots = places.roots(chosen.state_dir)
+    logs = run_logs(directory) if directory is not None else None
+    jobs = [identity.job for identity in left(roots)]
+    meant = _meant(job, logs, jobs)
+    narrow = job is not None or logs is not None
+    tell = Teller(chosen, directory)
+    found = list(recover(roots, tell, lambda words: not narrow or words.identity.job in meant, forget))
     console = standard_output()
     render(found, console)
-    _render_notes(directory, console)
+    if logs is not None:
+        _render_notes(logs, console)
+    if not found:
+        whose = f"of job {job} " if job is not None else f"of a job in {directory} " if logs is not None else ""
+        click.echo(visible(f"No rank {whose}has left anything behind here."))
+    if others := sum(one not in meant for one in jobs):
+        many = f"{others} ranks of other jobs have" if others > 1 else "A rank of another job has"
+        click.echo(f"{many} a state here, too: without DIR and --job, recover looks at all.")
     untold = sum(one.fate is Fate.UNTOLD for one in found)
     if untold:
         raise Untold(
             f"{untold} not told: no Agent answers, and there is no run log of it to add to; "
-            "start the Agent, or set DD_TRACE_AGENT_URL, or give the directory of the run log"
+            "start the Agent, or set DD_TRACE_AGENT_URL, or give the directory of the run log; "
+            "to be rid of what nobody is to take any more: --forget"
         )
-    if not found:
-        click.echo("No rank has left anything behind here.")

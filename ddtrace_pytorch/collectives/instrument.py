@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ddtrace_pytorch import compiler, in_place, plain_numbers
-from ddtrace_pytorch.border import safely, warn_once
+from ddtrace_pytorch.border import safely, warn_for_host
 from ddtrace_pytorch.collectives import (
     c_wrappers,
     composites,
@@ -59,13 +59,20 @@ class Instrument:
 
     @property
     def in_use(self) -> str:
-        """The value of ``pytorch.instrument``: ``in_place`` or ``wrapt``, ``+hooks`` where there are; or ``hooks``."""
+        """The value of ``pytorch.instrument``: ``in_place``, ``python`` (that without the part in C) or ``wrapt``, with
+        ``+hooks`` where there are; or ``hooks``."""
         if self._forced == "hooks" and self._hooks is not None:
             return "hooks"
-        return ("wrapt" if self._wraps else "in_place") + ("+hooks" if self._hooks is not None else "")
+        alone = "wrapt" if self._wraps else "in_place" if self._may_use_c else "python"
+        return alone + ("+hooks" if self._hooks is not None else "")
 
     def install(self) -> None:
         """Instrument every function of the table that this torch has, and every process group, also those to come."""
+        if plain_numbers.part is plain_numbers.Part.OTHER:
+            warn_for_host(
+                "collectives are counted in Python, at twice the cost, because the part in C was built for another "
+                f"version; {plain_numbers.BUILD_ANEW}"
+            )
         safely("prepare to count in C")(c_wrappers.prepare)(self._torch)
         safely("keep out of the compiler's sight")(compiler.leave_package_uncompiled)()
         if self._forced in ("auto", "hooks"):
@@ -85,7 +92,7 @@ class Instrument:
             self._hooks = NativeHooks(self._bindings, self._ledger, self.in_flight)
         elif self._forced == "hooks":
             self._forced = "auto"
-            warn_once("DD_PYTORCH_INSTRUMENT=hooks needs torch 2.14 or later; using 'auto'")
+            warn_for_host("DD_PYTORCH_INSTRUMENT=hooks needs torch 2.14 or later; using 'auto'")
 
     @safely("get to know a process group")
     def _meet(self, process_group: Any) -> None:

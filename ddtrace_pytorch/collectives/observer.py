@@ -103,6 +103,7 @@ class Collectives:
         # Again, for a group that was met in the very moment in which the nodes became known.
         self._place_groups()
         self.look(patience)
+        self._summaries.tell_of_gone()
         self.ledger.beat()
         for sample in self.ledger.take_samples():
             self._outlet.sample(sample)

@@ -19,6 +19,11 @@ from ddtrace_pytorch.source_lines import place
 from ddtrace_pytorch.spans import Fact
 from ddtrace_pytorch.threads import leave_signals_to_others
 
+# Of groups that are gone, so many wait for the next summary; of more, all but the last ones are told at once: in these
+# somebody may still be.
+GONE_HELD = 128
+GONE_KEPT = 16
+
 
 class Summaries:
     """Knows what was told before, so that each summary is of what came since."""
@@ -56,6 +61,22 @@ class Summaries:
         finally:
             self._telling.release()
 
+    @safely("sum up the collectives of groups that are gone")
+    def tell_of_gone(self) -> None:
+        """The same, of groups that are gone alone, where there are many of them."""
+        if len(self._gone()) <= GONE_HELD or not self._telling.acquire(timeout=LOOK_SECONDS):
+            return
+        try:
+            summary = _Summary(self._outlet, self._told_at, self._clock.now())
+            for here in self._gone()[:-GONE_KEPT]:
+                self._tell_group(here, summary, last=False)
+            self._complete(summary, None)
+        finally:
+            self._telling.release()
+
+    def _gone(self) -> list[Group]:
+        return [here for here in tuple(self._ledger.groups) if here.is_gone]
+
     def _tell_group(self, here: Group, summary: _Summary, last: bool) -> None:
         share, history = self._readings.coverage(here), self._readings.of(here)
         for cell in tuple(here.cells.values()):
@@ -64,10 +85,10 @@ class Summaries:
         if history is not None:
             summary.groups.append((here, history.backend, share, history.take(last or gone)))
         if gone:
-            self._ledger.forget(here)
             for cell in tuple(here.cells.values()):
                 self._told.pop(cell, None)
             self._readings.forget(here)
+            self._ledger.forget(here)
 
     def _tell_cell(self, cell: Cell, summary: _Summary, share: Coverage) -> None:
         now = telling.totals(cell)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ddtrace_pytorch.stalls import last_words, places, state_file
-from ddtrace_pytorch.stalls.last_words import LastWords
+from ddtrace_pytorch.stalls.last_words import Identity, LastWords
 from ddtrace_pytorch.stalls.state_file import LOCK, STATE, Alive, Taken, claim
 
 
@@ -20,6 +20,7 @@ class Fate(Enum):
     TOLD = "told"
     UNTOLD = "untold"  # nobody took it: it stays for the next time
     TAKEN = "taken"  # somebody else is at it
+    FORGOTTEN = "forgotten"  # nobody took it, and it is gone
     ELSEWHERE = "elsewhere"  # it runs, or ran, on another host, which alone can say whether it lives
 
 
@@ -33,21 +34,25 @@ def recover(
     roots: Sequence[str],
     tell: Callable[[LastWords], bool],
     wanted: Callable[[LastWords], bool] = lambda words: True,
+    forget: bool = False,
 ) -> Iterator[Found]:
     """Go through the states of the ranks that are `wanted`, and have those of dead ones told; a caller that stops
     early leaves the rest as it is.
 
-    `tell` gives whether it did; then, and only then, the rank's files are removed.
+    `tell` gives whether it did; then, and only then, the rank's files are removed: unless what nobody took is to be
+    forgotten (`forget`).
     """
-    for root in roots:
-        if not _is_ours(root):
-            continue
-        for lock in places.locks(root):
-            words = _read(lock)
-            if words is None or (words.told and wanted(words)):
-                _clear_away(lock)
-            elif wanted(words):
-                yield Found(words, _settle(lock, words, tell))
+    for lock in _locks(roots):
+        words = _read(lock)
+        if words is None or (words.told and wanted(words)):
+            _clear_away(lock)
+        elif wanted(words):
+            yield Found(words, _settle(lock, words, tell, forget))
+
+
+def left(roots: Sequence[str]) -> list[Identity]:
+    """Whose states there are, of ranks that live and of dead ones that were not told of: nothing is claimed or told."""
+    return [words.identity for lock in _locks(roots) if (words := _read(lock)) is not None and not words.told]
 
 
 def look(roots: Sequence[str], job: str, incarnation: str) -> Iterator[tuple[LastWords, bool]]:
@@ -67,19 +72,26 @@ def look(roots: Sequence[str], job: str, incarnation: str) -> Iterator[tuple[Las
                 yield words, alive
 
 
-def _settle(lock: str, words: LastWords, tell: Callable[[LastWords], bool]) -> Fate:
+def _locks(roots: Sequence[str]) -> Iterator[str]:
+    for root in roots:
+        if _is_ours(root):
+            yield from places.locks(root)
+
+
+def _settle(lock: str, words: LastWords, tell: Callable[[LastWords], bool], forget: bool) -> Fate:
     if not _is_here(words):
         return Fate.ELSEWHERE
     try:
-        with claim(lock) as left:
+        with claim(lock) as found:
             # Read anew: what was read before it was claimed may be a beat older.
-            newest = _decoded(left.text, left.entered)
+            newest = _decoded(found.text, found.entered)
             if newest is None:
                 return Fate.TAKEN
-            if not tell(newest):
+            told = tell(newest)
+            if not (told or forget):
                 return Fate.UNTOLD
-            left.remove()
-            return Fate.TOLD
+            found.remove()
+            return Fate.TOLD if told else Fate.FORGOTTEN
     except Alive:
         return Fate.ALIVE
     except Taken:
@@ -91,8 +103,8 @@ def _settle(lock: str, words: LastWords, tell: Callable[[LastWords], bool]) -> F
 def _clear_away(lock: str) -> None:
     """Delete what tells nothing any more and belongs to nobody: of a rank that was killed as it began, or has ended."""
     try:
-        with claim(lock) as left:
-            left.remove()
+        with claim(lock) as found:
+            found.remove()
     except (Alive, Taken, OSError):
         pass
 

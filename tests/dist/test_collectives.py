@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from harness.agent import Agent
-from harness.job import DDTRACE_RUN, Job, Jobs, environment, torchrun
-from harness.log import of_type
+from harness.job import DDTRACE_RUN, PYTHON, Job, Jobs, alone, environment, torchrun
+from harness.log import of_type, rank_spans
 from harness.waiting import until
 
 pytestmark = pytest.mark.dist
@@ -183,6 +183,38 @@ def test_totals_are_told_while_the_job_runs(agent: Agent, jobs: Jobs, tmp_path: 
     for one, following in zip(spans, spans[1:], strict=False):
         assert one["start"] + one["duration"] == following["start"], "no call is left out or told twice"
     assert all(one["metrics"]["collective.count"] > 0 for one in spans)
+
+
+@pytest.mark.once
+def test_groups_that_come_and_go_by_the_hundred_are_told_and_forgotten_before_the_next_summary(
+    jobs: Jobs, tmp_path: Path
+) -> None:
+    script = """
+        import gc, time
+        import torch
+        import torch.distributed as dist
+        from ddtrace_pytorch.ledger import Group
+
+        dist.init_process_group("gloo")
+        for _ in range(300):
+            group = dist.new_group([0])
+            dist.all_reduce(torch.ones(1), group=group)
+            dist.destroy_process_group(group)
+        del group
+        deadline = time.monotonic() + 20
+        while (held := sum(type(one) is Group for one in gc.get_objects())) > 150 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        print(held)
+        dist.all_reduce(torch.ones(1))
+        dist.destroy_process_group()
+    """
+    env = alone(tmp_path / "log", DD_PATCH_MODULES="pytorch:true", DD_PYTORCH_SUMMARY_SECONDS="3600")
+    result = jobs.run([*DDTRACE_RUN, *PYTHON, jobs.script(script)], env).ok()
+    assert int(result.stdout) <= 150
+    told = [one["metrics"] for one in of_type(tmp_path / "log", "summary") if one["resource"] == "all_reduce"]
+    assert (len(told), sum(one["collective.count"] for one in told)) == (301, 301)
+    (span,) = rank_spans(tmp_path / "log")
+    assert span["metrics"]["pytorch.collective_calls"] == 301
 
 
 def test_a_terminated_rank_has_told_its_totals(agent: Agent, jobs: Jobs, tmp_path: Path) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sysconfig
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from harness.job import DDTRACE_RUN, Jobs, environment, torchrun
+from harness.job import DDTRACE_RUN, PYTHON, Jobs, alone, environment, torchrun
 from harness.log import of_type, rank_spans
+from harness.look import HOOKS
 from harness.releases import MISSING, without
 
 from ddtrace_pytorch import plain_numbers
@@ -210,7 +214,7 @@ def rank_of(record: Any) -> int:
     return int(Path(record["_file"]).name.removeprefix("rank-").partition(".")[0])
 
 
-@pytest.mark.parametrize(("forced", "used"), [("in_place", "in_place"), ("python", "in_place"), ("wrapt", "wrapt")])
+@pytest.mark.parametrize(("forced", "used"), [("in_place", "in_place"), ("python", "python"), ("wrapt", "wrapt")])
 def test_functions_alone_count_what_goes_through_them(jobs: Jobs, tmp_path: Path, forced: str, used: str) -> None:
     assert plain_numbers.exist, "built with the wheel; `pip install -e .` builds it too"
     _, counted, in_use = run(jobs, EVERYTHING, tmp_path / "log", forced)
@@ -223,7 +227,7 @@ def test_without_hooks_there_are_the_functions_alone(jobs: Jobs, tmp_path: Path)
     result, counted, in_use = run(jobs, EVERYTHING, tmp_path / "log", "hooks")
     assert in_use == ["in_place", "in_place"]
     assert counted == here(BY_FUNCTION)
-    assert result.stderr.count("DD_PYTORCH_INSTRUMENT=hooks needs torch 2.14 or later; using 'auto'") == 2
+    assert result.stderr.count("DD_PYTORCH_INSTRUMENT=hooks needs torch 2.14 or later; using 'auto'") == 1
 
 
 @pytest.mark.skipif(not HAS_HOOKS, reason="process groups have hooks from torch 2.14 on")
@@ -240,3 +244,36 @@ def test_hooks_alone_count_everything(jobs: Jobs, tmp_path: Path) -> None:
     assert counted == here(BY_HOOK)
     unsized = {one["resource"] for one in of_type(tmp_path / "log", "summary") if "collective.unsized" in one["metrics"]}
     assert unsized == {"all_to_all_single"}
+
+
+STALE = """
+    import sys
+    import ddtrace_pytorch.collectives
+    ddtrace_pytorch.collectives.__path__.insert(0, sys.argv[1])
+    import torch
+    import torch.distributed as dist
+    import ddtrace_pytorch
+    ddtrace_pytorch.patch()
+
+    dist.init_process_group("gloo")
+    dist.all_reduce(torch.ones(4))
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.once
+def test_a_part_in_c_that_was_built_for_another_version_is_as_good_as_none(jobs: Jobs, tmp_path: Path) -> None:
+    now = (Path(__file__).parents[2] / "native" / "counting.c").read_text()
+    source = tmp_path / "counting.c"
+    source.write_text(re.sub(r"(#define INTERFACE \d+)", r"\g<1>0", now).replace('{"instrument", ', '{"make", '))
+    module = tmp_path / "old" / ("_counting" + sysconfig.get_config_var("EXT_SUFFIX"))
+    module.parent.mkdir()
+    build = ["gcc", "-shared", "-fPIC", f"-I{sysconfig.get_path('include')}", str(source), "-o", str(module)]
+    subprocess.run(build, check=True, capture_output=True)
+    result = jobs.run([*PYTHON, jobs.script(STALE), str(module.parent)], alone(tmp_path / "log")).ok()
+    assert result.stderr.count("WARNING") == 1, result.describe()
+    assert "the part in C was built for another version; build it anew" in result.stderr
+    (span,) = rank_spans(tmp_path / "log")
+    assert span["tags"]["pytorch.instrument"] == "python" + HOOKS
+    counted = {one["resource"]: one["metrics"]["collective.count"] for one in of_type(tmp_path / "log", "summary")}
+    assert counted == {"all_reduce": 1}

@@ -23,6 +23,7 @@ from ddtrace_pytorch.cli import doctor, probes
 from ddtrace_pytorch.cli.command_line import CommandLine, look_at
 from ddtrace_pytorch.cli.doctor import BAD, GOOD, NOTE, Check, Facts, examine, todo
 from ddtrace_pytorch.identity import job as jobs
+from ddtrace_pytorch.plain_numbers import Part
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,9 +58,10 @@ def facts(
         location="/site-packages/ddtrace_pytorch",
         install="wheel",
         python="3.12.1 (/bin/python)",
-        counts_in_c=True,
+        c_part=Part.BUILT,
         packages={"ddtrace": "4.16.0", "wrapt": "2.0.0", "nvidia-ml-py": "13.1"},
         pth="/site-packages/ddtrace_pytorch.pth",
+        pth_beside=None,
         entry_point=True,
         environ=environ,
         settings=settings.load(environ),
@@ -70,6 +72,14 @@ def facts(
             for name, answer in ANSWERS.items()
         },
     )
+
+
+@pytest.fixture(autouse=True)
+def _where_the_scripts_are(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path_factory.mktemp("scripts")
+    for name in ("train.py", "x.py", "my train.py"):
+        (folder / name).touch()
+    monkeypatch.chdir(folder)
 
 
 def about(topic: str, facts: Facts) -> list[Check]:
@@ -230,11 +240,11 @@ def test_where_ddtrace_is_in_every_python_nothing_is_said_of_ddtrace_run() -> No
 
 
 def test_a_command_line_without_ddtrace_run_is_a_fault() -> None:
-    plain = facts(command=look_at(("torchrun", "no such file.py")))
+    plain = facts(command=look_at(("torchrun", "my train.py")))
     fault = only_fault(plain)
     assert fault.topic == "Instrumentation"
-    assert "`torchrun 'no such file.py'` would not be traced: DD_PATCH_MODULES=pytorch:true is set, but" in fault.text
-    assert "`ddtrace-run torchrun 'no such file.py'`" in (fault.todo or "")
+    assert "`torchrun 'my train.py'` would not be traced: DD_PATCH_MODULES=pytorch:true is set, but" in fault.text
+    assert "`ddtrace-run torchrun 'my train.py'`" in (fault.todo or "")
     assert todo(examine(replace(plain, answers=plain.answers | {"torch": ANSWERS["torch"] | {"on": True}}))) == []
 
 
@@ -273,6 +283,35 @@ def test_a_script_that_lets_ddtrace_in_is_seen(
     found = look_at(("torchrun", "--nproc-per-node", "2", str(script)))
     assert found.opened_by == (opened and f"{script}:{opened}")
     assert found.patched_by == (patched and f"{script}:{patched}")
+
+
+@pytest.mark.parametrize(
+    ("command", "missing"),
+    [
+        ("ddtrace-run torchrun nosuch.py", "nosuch.py"),
+        ("ddtrace-run bash run.sh", "run.sh"),
+        ("bash -x run.sh train.py", "run.sh"),
+        ("ddtrace-run torchrun train.py --plot out.py", None),
+        ("ddtrace-run torchrun --log-dir=nosuch.py train.py", None),
+        ("ddtrace-run python -m trainer nosuch.py", None),
+        ("ddtrace-run python -c pass nosuch.py", None),
+        ("ddtrace-run ./trainer", None),
+        ("ddtrace-run python -m torch.distributed.run nosuch.py", "nosuch.py"),
+    ],
+)
+def test_a_script_that_is_missing_is_told(command: str, missing: str | None) -> None:
+    found = facts(command=look_at(command.split()))
+    faults = [check for check in about("Instrumentation", found) if check.state == BAD and "no such file" in check.text]
+    assert [missing in check.text for check in faults if missing] == ([True] if missing else [])
+    assert bool(faults) is bool(missing)
+
+
+def test_a_start_up_file_where_python_does_not_look_is_told_as_that() -> None:
+    (line, *_) = about("Loading", replace(facts(), pth=None, pth_beside="/there/ddtrace_pytorch.pth"))
+    assert line.state == NOTE
+    assert line.text.startswith("start-up file /there/ddtrace_pytorch.pth, which Python does not read there")
+    (line, *_) = about("Loading", replace(facts(), pth=None))
+    assert line.text.startswith("no start-up file")
 
 
 def test_a_script_that_patches_needs_neither_variable_nor_ddtrace_run(tmp_path: Path) -> None:
@@ -481,10 +520,21 @@ def test_really_run_where_nobody_asked_and_no_agent_is(tmp_path: Path) -> None:
     assert not (tmp_path / "log").exists()
 
 
-def test_without_the_part_in_c_it_says_so_and_nothing_is_wrong() -> None:
-    said = [check for check in examine(replace(facts(), counts_in_c=False)) if "in Python" in check.text]
-    assert [check.state for check in said] == [NOTE]
-    assert not [check for check in examine(facts()) if "in Python" in check.text]
+@pytest.mark.parametrize(
+    ("part", "asked", "state", "said"),
+    [
+        (Part.BUILT, "", GOOD, "counted by the part in C"),
+        (Part.BUILT, "python", NOTE, "in Python, at twice the cost: DD_PYTORCH_INSTRUMENT=python"),
+        (Part.MISSING, "", NOTE, "in Python, at twice the cost: the part in C was not built"),
+        (Part.OTHER, "", BAD, "in Python, at twice the cost: the part in C was built for another version"),
+    ],
+)
+def test_it_says_whether_the_part_in_c_is_in_use(part: Part, asked: str, state: str, said: str) -> None:
+    found = replace(facts({"DD_PYTORCH_INSTRUMENT": asked}), c_part=part)
+    (check,) = [check for check in about("Versions", found) if "collectives" in check.text]
+    assert check.state == state
+    assert said in check.text
+    assert ("build it anew" in str(check.todo)) is (state == BAD)
 
 
 def test_of_each_handler_it_is_said_whether_it_is_to_be_had() -> None:
