@@ -299,6 +299,8 @@ def _what_happened(finding: Finding) -> str:
             told.append("That came from outside: the launcher, the scheduler, the host or a person.")
     if verdict is not None:
         told.append(f"{text(verdict, 'message').rstrip('.')}.")
+    if finding.broken:
+        told.append(f"gloo ended {who(finding.broken)}, because a peer sent something else.")
     others = _ends(finding, first.ranks if first is not None else ())
     if others and not finding.well:
         told.append(f"{'The others: ' if first is not None else 'How ranks ended: '}{others}.")

@@ -30,6 +30,8 @@ WAITED = 2 * FRESH
 
 GOOD_ENDS = ("destroyed", "exit", "replaced", "unpatched")
 KILLED = "killed"
+# What gloo does to who gets more bytes than it asked for.
+BROKEN = "ended by gloo, because a peer sent something else"
 # A damaged, absurd size must not cost memory.
 LARGEST_WORLD = 1 << 17
 
@@ -76,7 +78,8 @@ class Fate:
 @dataclass(frozen=True)
 class Finding:
     """What is found of one attempt. `verdict` is a record as of the run log; `rebuilt`: found only now. `end`: the last
-    that is known, ns. `missing`: ranks without a log. `well`: all others ended as they should."""
+    that is known, ns. `missing`: ranks without a log. `well`: all others ended as they should. `broken`: ranks that
+    gloo ended for what another one sent."""
 
     end: int
     first: Failure | None
@@ -86,6 +89,7 @@ class Finding:
     fates: Mapping[int, Fate]
     states: Mapping[int, RankState]
     well: bool
+    broken: tuple[int, ...] = ()
 
 
 def inquire(histories: Mapping[int, History]) -> Finding:
@@ -104,10 +108,15 @@ def inquire(histories: Mapping[int, History]) -> Finding:
     verdict = next((one for one in told if first is not None and {*one["ranks"]} & {*first.ranks}), None)
     verdict = verdict or next(iter(told), None)
     rebuilt = None
-    if verdict is None:
-        verdict = rebuilt = _judged(_roll(histories, states, fates, first), missing, first)
+    if verdict is None or verdict.get("kind") == Kind.GONE.value:
+        rebuilt = _judged(_roll(histories, states, fates, first), missing, first)
+        # Who said so while others were ending didn't know yet what these had been in.
+        if verdict is not None and (rebuilt is None or rebuilt["kind"] != Kind.MISMATCH.value):
+            rebuilt = None
     if rebuilt is not None:
-        first = _first(_failures(histories, states, fates, [rebuilt]))
+        verdict = rebuilt
+        failures = _failures(histories, states, fates, [rebuilt])
+        first = _first(failures)
     return Finding(
         end=end,
         first=first,
@@ -117,6 +126,7 @@ def inquire(histories: Mapping[int, History]) -> Finding:
         fates=fates,
         states=states,
         well=first is None and verdict is None and not any(fate.bad or fate.open for fate in fates.values()),
+        broken=tuple(sorted(rank for one in failures if one.what == BROKEN for rank in one.ranks)),
     )
 
 
@@ -198,6 +208,8 @@ def _failures(
     ]
     frozen = {one["rank"] for verdict in told for one in verdict["culprits"] if one.get("kind") == Kind.FROZEN.value}
     found = [_frozen_before(one) if frozen.issuperset(one.ranks) else one for one in found]
+    victims = _waiting_on_gloo(told, states)
+    found = [_broken(one) if victims.issuperset(one.ranks) else one for one in found]
     failed = {rank for failure in found for rank in failure.ranks}
     found += [_stall(one) for one in told if one.get("kind") != Kind.GONE.value or not failed & {*one["ranks"]}]
     if found and all(one.cause in (Cause.ECHO, Cause.SIGNAL) for one in found):
@@ -243,6 +255,22 @@ def _frozen_before(failure: Failure) -> Failure:
     return replace(failure, cause=Cause.FROZEN, what="frozen: without a beat from then on, and killed later")
 
 
+def _waiting_on_gloo(told: Sequence[Record], states: Mapping[int, RankState]) -> set[int]:
+    """Ranks that waited in a collective of which another one made an odd call."""
+    return {
+        rank
+        for verdict in told
+        if verdict.get("kind") == Kind.MISMATCH.value
+        for rank in verdict["waiting"]
+        if rank in states and any("gloo" in here.backend for here in states[rank].groups.values())
+    }
+
+
+def _broken(failure: Failure) -> Failure:
+    """What a rank failed by that died while it waited where somebody else sent another number of bytes."""
+    return replace(failure, cause=Cause.ECHO, what=BROKEN) if failure.cause is Cause.KILLED else failure
+
+
 def _cause(error: str, own: Cause) -> Cause:
     if error.startswith(_TOLD_TO_END):
         return Cause.SIGNAL
@@ -265,7 +293,9 @@ def _waited_long(state: RankState) -> bool:
 def _stall(verdict: Record) -> Failure:
     waited = number(mapping(verdict, "tags"), "stall.waited_s") or 0.0
     began = verdict["ts"] - round(waited * 1e9)
-    return Failure(began, tuple(sorted(verdict["ranks"])), Cause.STALL, f"{_where(verdict)} began to wait")
+    odd = verdict.get("kind") == Kind.MISMATCH.value
+    what = f"another call than the others' {_where(verdict)}" if odd else f"{_where(verdict)} began to wait"
+    return Failure(began, tuple(sorted(verdict["ranks"])), Cause.STALL, what)
 
 
 def _first(failures: Iterable[Failure]) -> Failure | None:

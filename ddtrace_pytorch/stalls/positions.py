@@ -83,6 +83,10 @@ def _call(position: Position, operation: str, legend: Legend) -> Call:
 
 
 def _on_group(here: GroupState, call: Call) -> GroupState:
+    if call.key and here.unseen:
+        # How many torch issued itself since the last beat nobody knows, and so not the number of this one.
+        is_new = call.key > here.entered - here.unseen
+        return replace(here, later=replace(call, key=0, seen=call.key)) if is_new else here
     if call.key and call.key <= here.entered:
         return here
     recent = (*here.recent, call) if call.key else here.recent
