@@ -141,8 +141,11 @@ class Lookout:
 
     def end(self, span: SpanRecord, error: BaseException | None) -> None:
         """The rank span is finished, by `error` if there is one, and about to be sent."""
+        by_exception = span.tags.get("pytorch.end_reason") == "exception"
+        if by_exception and self._whereabouts.is_seen_in_part:
+            self._look_closer_for(CLOSE_LOOK_SECONDS)
         safely("find where an exception came from")(self._whereabouts.ends_by)(error)
-        if span.tags.get("pytorch.end_reason") == "exception":
+        if by_exception:
             safely("keep where an exception came from")(self._note_state)("exception")
         # Whoever finds it where it could not be sent any more tells it as it is here.
         self._keeper.end(agent.as_sent(span))
@@ -221,9 +224,7 @@ class Lookout:
             return
         self._whereabouts.closer_ns = 0
         if self._whereabouts.is_seen_in_part:
-            looking = threading.Thread(target=self._look_closer, name="ddtrace_pytorch.recorder", daemon=True)
-            looking.start()
-            looking.join(CLOSE_LOOK_SECONDS)
+            self._look_closer_for(CLOSE_LOOK_SECONDS)
         self._note_state("signal")
 
     def _note_state(self, why: str) -> None:
@@ -232,6 +233,12 @@ class Lookout:
     def _look_closer(self) -> None:
         leave_signals_to_others()
         safely("look closer at what is under way")(self._whereabouts.look_closer)()
+
+    @safely("look closer at what is under way")
+    def _look_closer_for(self, seconds: float) -> None:
+        looking = threading.Thread(target=self._look_closer, name="ddtrace_pytorch.recorder", daemon=True)
+        looking.start()
+        looking.join(seconds)
 
     def _state(self) -> RankState:
         return self._whereabouts.state(self._gpu(), os.getpid())

@@ -163,6 +163,7 @@ class Whereabouts:
         if collectives is None:
             return
         collectives.look()
+        collectives.unfinished.beat(time.monotonic_ns())
         before = {here: self._launched(here) for here in tuple(collectives.ledger.groups)}
         entries = collectives.unfinished.read()
         collectives.look()

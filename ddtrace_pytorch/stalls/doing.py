@@ -38,8 +38,9 @@ _NOBODYS = re.compile(
 _SPELLED = re.compile(r"(?P<file>.+):(?P<line>\d+) (?P<function>.+)")
 
 
-# The standard library's, where a frame of ours calls it, is at our work.
-_OURS = re.compile(r"/ddtrace_pytorch/")
+# The standard library's, where a frame of ours calls it, is at our work; so is ddtrace, which calls us in a signal's
+# handler.
+_OURS = re.compile(r"/ddtrace_pytorch/|/(site|dist)-packages/ddtrace/")
 _STANDARD = re.compile(r"^<|/lib/python3[.\d]*/(?!(site|dist)-packages/)")
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ddtrace_pytorch.collectives import in_flight
 from ddtrace_pytorch.stalls import positions
+from ddtrace_pytorch.stalls.aligned import aligned
 from ddtrace_pytorch.stalls.positions import NO_LEGEND, POSITION, SIZE, THREADS, Legend, Position, legend_of, overlay
-from ddtrace_pytorch.stalls.roll import Call, GroupState, RankState
+from ddtrace_pytorch.stalls.roll import Call, GroupState, Raised, RankState
 
 LEGEND = Legend({"0": ("0", "all_reduce"), "3": ("7", "send")}, ("float32", "int64"), 1_000)
 WORLD = GroupState("0", "world", (0, 1), "gloo", entered=4, completed=4, recent=(Call("all_reduce", 4),))
@@ -38,6 +40,21 @@ def test_a_transfer_has_no_number() -> None:
 
 def test_what_the_beat_knew_already_stays() -> None:
     assert overlay(STATE, [Position(1, 4, 16, 2, 50)], LEGEND) == STATE
+
+
+def test_among_calls_that_nobody_saw_its_number_is_a_peers() -> None:
+    """Rank 0 died in its third call that was seen; there were two others by its last beat, and three by now."""
+    partly = replace(WORLD, unseen=2, recent=())
+    died = overlay(replace(STATE, groups={"0": partly}), [Position(1, 3, 16, 2, 50)], LEGEND)
+    assert (died.groups["0"].entered, died.groups["0"].current) == (4, None)
+    assert died.groups["0"].later == Call("all_reduce", 0, bytes=16, dtype="int64", since=1_050, seen=3)
+    knows = Raised("0", Call("all_reduce", 6, seen=3), "RuntimeError: Connection closed by peer")
+    here = aligned({0: died, 1: RankState(1, raised=knows)})[0].groups["0"]
+    assert (here.entered, here.completed, here.later) == (6, 5, None)
+    assert here.current == Call("all_reduce", 6, bytes=16, dtype="int64", since=1_050, seen=3)
+    elsewhere = RankState(1, raised=replace(knows, call=Call("all_reduce", 4, seen=2)))
+    assert aligned({0: died, 1: elsewhere})[0] == died
+    assert overlay(replace(STATE, groups={"0": partly}), [Position(1, 2, 16, 2, 50)], LEGEND).groups["0"] == partly
 
 
 def test_what_the_legend_does_not_know_is_left_alone() -> None:
