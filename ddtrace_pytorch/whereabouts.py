@@ -23,7 +23,7 @@ from ddtrace_pytorch.histogram import percentile
 from ddtrace_pytorch.ledger import RECENT, Cell, Group
 from ddtrace_pytorch.runlog.fields import is_whole
 from ddtrace_pytorch.stalls import doing
-from ddtrace_pytorch.stalls.positions import Legend
+from ddtrace_pytorch.stalls.positions import STEP, Legend
 from ddtrace_pytorch.stalls.roll import Call, GroupState, Raised, RankState
 from ddtrace_pytorch.stalls.watch import SECOND, Pending, limit
 from ddtrace_pytorch.tensors import nbytes
@@ -132,7 +132,8 @@ class Whereabouts:
         return Legend(cells, self._collectives.instrument.dtypes, offset)
 
     def write_to(self, memory: int) -> None:
-        """Have what threads enter written to that address; 0: no more."""
+        """Have what threads enter, and the step, written to that address; 0: no more."""
+        self._progress.write_to(memory and memory + STEP)
         if self._collectives is not None:
             self._collectives.instrument.in_flight.write_to(memory)
 
@@ -226,7 +227,8 @@ class Whereabouts:
         recent = self._rings.get(here, ()) if unseen else _recent(here, calls)
         if current is not None and (key == calls + 1 or (unseen and key)):
             current = _completed_by(current, recent)
-            recent = (*(one for one in recent if one.key != key), current)
+            ring = {one.key: one for one in recent} | {key: current}
+            recent = tuple(ring[one] for one in sorted(ring))
         completed = key - 1 if key else calls + unseen
         known = self._completed.get(here)
         if known is None or known[0] != completed:

@@ -98,8 +98,8 @@ def lasting(rings: Mapping[int, Ring], before: int) -> Oddity | None:
 
 
 def among_more(odd: Oddity, rings: Mapping[int, Ring], more: Mapping[int, Ring]) -> Oddity:
-    """Who of `rings` is odd if ranks of other groups are heard as well, or those of whose call only the bytes are known,
-    and there is a majority then; else `odd`."""
+    """Who of `rings` is odd if ranks of other groups are heard as well, or those of whose call only the bytes are
+    known, and there is a majority then; else `odd`."""
     both = {**more, **rings}
     first = min(key for key in _keys(rings) if differ(rings, key))
     for heard in (both, _by_bytes(both, odd.key)):

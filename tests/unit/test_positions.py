@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from ddtrace_pytorch.stalls import positions
 from ddtrace_pytorch.stalls.aligned import aligned
 from ddtrace_pytorch.stalls.positions import NO_LEGEND, POSITION, SIZE, THREADS, Legend, Position, legend_of, overlay
 from ddtrace_pytorch.stalls.roll import Call, GroupState, Raised, RankState
+from ddtrace_pytorch.training.progress import Progress, Step
 
 LEGEND = Legend({"0": ("0", "all_reduce"), "3": ("7", "send")}, ("float32", "int64"), 1_000)
 WORLD = GroupState("0", "world", (0, 1), "gloo", entered=4, completed=4, recent=(Call("all_reduce", 4),))
@@ -70,6 +72,23 @@ def test_threads_that_are_in_something_are_read(written: list[tuple[int, ...]]) 
     assert positions.parse(data) == [Position(*one) for one in written if one[0] > 0]
     assert positions.parse(data[:-1]) == positions.parse(data[: SIZE - POSITION])
     overlay(STATE, positions.parse(data), LEGEND)
+
+
+def test_the_step_under_way_lies_beside_the_first_position() -> None:
+    progress, memory = Progress(), bytearray(SIZE)
+    assert positions.step_in(bytes(memory)) is None
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    progress.write_to(address + positions.STEP)
+    assert positions.step_in(bytes(memory)) is None
+    for number in (0, 39, 40):
+        progress.begin(Step(number))
+        assert positions.step_in(bytes(memory)) == number
+    assert positions.parse(bytes(memory)) == []
+    assert overlay(replace(STATE, step=33), [], LEGEND, positions.step_in(bytes(memory))).step == 40
+    assert overlay(replace(STATE, step=33), [], LEGEND).step == 33
+    progress.write_to(0)
+    progress.begin(Step(41))
+    assert positions.step_in(bytes(memory)) == 40
 
 
 def test_a_legend_comes_back_from_json() -> None:

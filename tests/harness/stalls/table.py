@@ -59,8 +59,8 @@ class Expected:
 @dataclass(frozen=True)
 class Row:
     """One fault. `expected`: None of a healthy job; `calls`: which of a group's calls it may hit; `rank`: the culprit,
-    and `group`: its group, where they are not left to chance; `lasting`: in thresholds; `judged_by`: whose verdict counts, nobody given: the
-    first of all ranks'."""
+    and `group`: its group, where they are not left to chance; `lasting`: in thresholds; `judged_by`: whose verdict
+    counts, nobody given: the first of all ranks'."""
 
     name: str
     what: str
