@@ -7,6 +7,7 @@ collectives that take too long, and this rank's part in the roll call.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +33,8 @@ from ddtrace_pytorch.stalls.roll_call import RollCall
 from ddtrace_pytorch.stalls.standstill import Standstill
 from ddtrace_pytorch.stalls.verdict import Verdict
 from ddtrace_pytorch.stalls.watch import SECOND, Over, Pending, Stalled
-from ddtrace_pytorch.whereabouts import Whereabouts
+from ddtrace_pytorch.threads import leave_signals_to_others
+from ddtrace_pytorch.whereabouts import CLOSER_NS, Whereabouts
 
 # Of a close: for what is being told of ranks that died before.
 RECOVERY_SECONDS = 0.5
@@ -40,6 +42,8 @@ RECOVERY_SECONDS = 0.5
 REASON_SECONDS = 1.0
 # Collectives may raise in a loop: how often it is written down.
 RAISED_SECONDS = 1.0
+# What that takes at most where the process is told to end.
+CLOSE_LOOK_SECONDS = 0.5
 # Of the time that a collective may take: when what torch issued by itself is looked at closer.
 CLOSER = 0.5
 
@@ -137,8 +141,11 @@ class Lookout:
 
     def end(self, span: SpanRecord, error: BaseException | None) -> None:
         """The rank span is finished, by `error` if there is one, and about to be sent."""
+        by_exception = span.tags.get("pytorch.end_reason") == "exception"
+        if by_exception and self._whereabouts.is_seen_in_part:
+            self._look_closer_for(CLOSE_LOOK_SECONDS)
         safely("find where an exception came from")(self._whereabouts.ends_by)(error)
-        if span.tags.get("pytorch.end_reason") == "exception":
+        if by_exception:
             safely("keep where an exception came from")(self._note_state)("exception")
         # Whoever finds it where it could not be sent any more tells it as it is here.
         self._keeper.end(agent.as_sent(span))
@@ -153,6 +160,7 @@ class Lookout:
     def resume(self) -> None:
         """The process outlived its end."""
         self._whereabouts.ends_by(None)
+        self._whereabouts.closer_ns = CLOSER_NS
         self._keeper.resume()
 
     def abandon(self) -> None:
@@ -204,14 +212,33 @@ class Lookout:
     def raised(self) -> None:
         """Write down where a collective raised, before its caller goes on."""
         self._keeper.beat()
+        if self._whereabouts.is_seen_in_part:
+            self._look_closer()
+            self._keeper.beat()
         self._note_state("raised")
+
+    @safely("keep where this rank was told to end")
+    def told_to_end(self) -> None:
+        """A signal ends the process, or may: write down where it is."""
+        if self._collectives is None or self._left:
+            return
+        self._whereabouts.closer_ns = 0
+        if self._whereabouts.is_seen_in_part:
+            self._look_closer_for(CLOSE_LOOK_SECONDS)
+        self._note_state("signal")
 
     def _note_state(self, why: str) -> None:
         self._exporter.put({"type": "state", "ts": self._clock.now(), "why": why, "state": self._state().plain()})
 
     def _look_closer(self) -> None:
-        if self._collectives is not None:
-            self._collectives.unfinished.read()
+        leave_signals_to_others()
+        safely("look closer at what is under way")(self._whereabouts.look_closer)()
+
+    @safely("look closer at what is under way")
+    def _look_closer_for(self, seconds: float) -> None:
+        looking = threading.Thread(target=self._look_closer, name="ddtrace_pytorch.recorder", daemon=True)
+        looking.start()
+        looking.join(seconds)
 
     def _state(self) -> RankState:
         return self._whereabouts.state(self._gpu(), os.getpid())

@@ -481,6 +481,7 @@ class Session:
             self._records.gather(Deadline(0))
         if self._collectives is not None:
             self._collectives.farewell()
+        self._lookout.told_to_end()
         self._training.farewell(interrupted)
         if self._records is not None:
             self._records.summarise()

@@ -6,14 +6,16 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from numbers import Integral
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple, TypeVar
 
 from ddtrace_pytorch.clock import Clock
 from ddtrace_pytorch.collectives.composites import Composite
+from ddtrace_pytorch.collectives.flight_recorder import Entry
 from ddtrace_pytorch.collectives.in_flight import Slot
 from ddtrace_pytorch.collectives.observer import Collectives
 from ddtrace_pytorch.collectives.summaries import GONE_KEPT
@@ -22,13 +24,13 @@ from ddtrace_pytorch.histogram import percentile
 from ddtrace_pytorch.ledger import RECENT, Cell, Group
 from ddtrace_pytorch.runlog.fields import is_whole
 from ddtrace_pytorch.stalls import doing
-from ddtrace_pytorch.stalls.positions import Legend
+from ddtrace_pytorch.stalls.positions import STEP, Legend
 from ddtrace_pytorch.stalls.roll import Call, GroupState, Raised, RankState
 from ddtrace_pytorch.stalls.watch import SECOND, Pending, limit
 from ddtrace_pytorch.tensors import nbytes
 from ddtrace_pytorch.training.progress import Progress
 
-# A call that has taken less is not looked at closer.
+# A call that has taken less is not looked at closer, as a rule; where the rank is about to end there is no later.
 CLOSER_NS = SECOND // 4
 # Of the time between two looks, which are so far apart at least: the main thread moves where it computed that much. A
 # machine may be shared with many others, and a thread that waits computes next to nothing.
@@ -69,6 +71,8 @@ class Whereabouts:
         """`seconds`: how long a collective may take."""
         self.raised: Raised | None = None
         self.told_at = 0
+        # A call that has taken less ns is not looked at closer.
+        self.closer_ns = CLOSER_NS
         self._rank = rank
         self._host = host
         self._clock = clock
@@ -81,13 +85,19 @@ class Whereabouts:
         self._was: tuple[str, str | None] = ("", None)
         # Of the exception that this rank ends by; where its frames were, no longer the frames.
         self._thrown: list[doing.Frame] = []
+        # Where the main thread was when a collective raised: nowhere of its own any more, once that ends it.
+        self._failed_in: list[doing.Frame] = []
+        # What torch's recorder has of groups in which torch issues collectives itself, when last looked at closely.
+        self._rings: dict[Group, tuple[Call, ...]] = {}
         # By group: how many collectives had come to their end, and when that was first seen.
         self._completed: dict[Group, tuple[int, int]] = {}
 
     def state(self, gpu: str | None, pid: int) -> RankState:
         """All of it; `moves` is since the last time."""
         frames = self._thrown or _frames(sys._current_frames().get(self._main))
-        spelled = doing.spelled(frames)
+        spelled = doing.spelled(doing.theirs(frames))
+        if self._failed_in and doing.own_frame(spelled) is None:
+            spelled = doing.spelled(self._failed_in)
         does = doing.doing(frames)
         return RankState(
             rank=self._rank,
@@ -121,19 +131,48 @@ class Whereabouts:
         return Legend(cells, self._collectives.instrument.dtypes, offset)
 
     def write_to(self, memory: int) -> None:
-        """Have what threads enter written to that address; 0: no more."""
+        """Have what threads enter, and the step, written to that address; 0: no more."""
+        self._progress.write_to(memory and memory + STEP)
         if self._collectives is not None:
             self._collectives.instrument.in_flight.write_to(memory)
 
     def failed(self, cell: Cell, error: BaseException) -> None:
         """A call of `cell` raised `error`, on this thread and just now."""
         here = cell.group
-        key = here.calls + 1 + self._unseen(here) if cell.numbered else 0
+        if threading.get_ident() == self._main:
+            self._failed_in = doing.theirs(_frames(sys._getframe()))
+        unseen = 0
+        if cell.numbered and self._collectives is not None:
+            unseen = self._collectives.readings.unseen_in(here, cell.operation)
+        key = here.calls + 1 + unseen if cell.numbered else 0
         arguments = _arguments(_in_traceback(error), cell.operation)
         began = self._collectives.instrument.in_flight.slot().started if self._collectives is not None else 0
         call = _call(cell.operation, key, arguments, here, since=self._clock.from_monotonic(began))
+        call = _among_seen(call, unseen)
         text = f"{type(error).__name__}: {_one_line(error)}"
         self.raised = Raised(here.name, call, text, self._clock.now())
+
+    @property
+    def is_seen_in_part(self) -> bool:
+        """Whether torch issues collectives itself, of which only its flight recorder knows more than the number."""
+        return self._collectives is not None and any(map(self._unseen, tuple(self._collectives.ledger.groups)))
+
+    def look_closer(self) -> None:
+        """Read what takes tens of milliseconds and tells what torch has issued itself."""
+        collectives = self._collectives
+        if collectives is None:
+            return
+        collectives.look()
+        collectives.unfinished.beat(time.monotonic_ns())
+        before = {here: self._launched(here) for here in tuple(collectives.ledger.groups)}
+        entries = collectives.unfinished.read()
+        collectives.look()
+        self._rings = {
+            here: _ring_of(entries.get(here.name, ()), launched)
+            for here, launched in before.items()
+            # What goes on meanwhile is no matter of standing still.
+            if launched and launched == self._launched(here) and self._unseen(here)
+        }
 
     def error_of(self, pending: Pending) -> str | None:
         """What raised `pending`, which is over; None if it came to a better end, as far as that is known."""
@@ -171,10 +210,11 @@ class Whereabouts:
         for one in self._in_calls():
             here = one.cell.group
             arguments: Mapping[str, Any] = {}
-            if now - one.since >= CLOSER_NS and not one.waits:
+            if now - one.since >= self.closer_ns and not one.waits:
                 arguments = _arguments(sys._current_frames().get(one.thread), one.cell.operation)
             since = self._clock.from_monotonic(one.since)
-            current.setdefault(here, _call(one.cell.operation, one.key, arguments, here, since, one.peer))
+            call = _call(one.cell.operation, one.key, arguments, here, since, one.peer)
+            current.setdefault(here, _among_seen(call, self._unseen(here)))
         groups = _worth_telling(self._collectives.ledger.groups)
         states = {here.name: self._on_group(here, current.get(here) or self._recorded(here)) for here in groups}
         self._completed = {here: known for here in groups if (known := self._completed.get(here)) is not None}
@@ -183,9 +223,11 @@ class Whereabouts:
     def _on_group(self, here: Group, current: Call | None) -> GroupState:
         calls, unseen = here.calls, self._unseen(here)
         key = current.key if current is not None else 0
-        recent = () if unseen else _recent(here, calls)
-        if current is not None and key == calls + 1:
-            recent = (*recent, current)
+        recent = self._rings.get(here, ()) if unseen else _recent(here, calls)
+        if current is not None and (key == calls + 1 or (unseen and key)):
+            current = _completed_by(current, recent)
+            ring = {one.key: one for one in recent} | {key: current}
+            recent = tuple(ring[one] for one in sorted(ring))
         completed = key - 1 if key else calls + unseen
         known = self._completed.get(here)
         if known is None or known[0] != completed:
@@ -200,6 +242,7 @@ class Whereabouts:
             completed_at=known[1],
             current=current,
             recent=recent,
+            unseen=unseen or None,
         )
 
     def _in_calls(self) -> Iterator[InCall]:
@@ -222,17 +265,13 @@ class Whereabouts:
         if found is None:
             return None
         entry, later = found
-        history = self._collectives.readings.of(here)
-        launched = history.latest.launched if history is not None and history.latest is not None else None
-        row = BY_NATIVE_NAME.get(entry.name)
-        return Call(
-            operation=row.name if row is not None else entry.name,
-            key=max(0, launched - later) if launched is not None else 0,
-            bytes=entry.input_bytes or 0,
-            shape=entry.shape,
-            dtype=entry.dtype,
-            since=entry.created,
-        )
+        launched = self._launched(here)
+        return _recorded_call(entry, max(0, launched - later) if launched is not None else 0, entry.created)
+
+    def _launched(self, here: Group) -> int | None:
+        """How many collectives torch counts on the group."""
+        history = self._collectives.readings.of(here) if self._collectives is not None else None
+        return history.latest.launched if history is not None and history.latest is not None else None
 
     def _moves(self, does: str, at: str | None) -> bool:
         try:
@@ -276,6 +315,39 @@ def _recent(here: Group, calls: int) -> tuple[Call, ...]:
         if cell is not None and here.calls < key + RECENT:
             found.append(Call(cell.operation, key, size))
     return tuple(found)
+
+
+def _ring_of(entries: Sequence[Entry], launched: int) -> tuple[Call, ...]:
+    """The last of a group's entries as calls, where torch has counted `launched` collectives on it."""
+    last = [entry for entry in entries if not entry.p2p][-RECENT:]
+    first = launched - len(last) + 1
+    return tuple(_recorded_call(entry, first + at) for at, entry in enumerate(last) if first + at > 0)
+
+
+def _recorded_call(entry: Entry, key: int, since: int = 0) -> Call:
+    row = BY_NATIVE_NAME.get(entry.name)
+    return Call(
+        operation=row.name if row is not None else entry.name,
+        key=key,
+        bytes=entry.input_bytes or 0,
+        shape=entry.shape,
+        dtype=entry.dtype,
+        since=since,
+        recorded=True,
+    )
+
+
+def _completed_by(call: Call, ring: Iterable[Call]) -> Call:
+    """With what the recorder has of the same call, where nobody else knows."""
+    same = next((one for one in ring if one.key == call.key), None)
+    if call.dtype is not None or same is None:
+        return call
+    return replace(call, bytes=same.bytes, shape=same.shape, dtype=same.dtype)
+
+
+def _among_seen(call: Call, unseen: int) -> Call:
+    """With its number among the seen ones, where there are others."""
+    return replace(call, seen=call.key - unseen) if unseen and call.key else call
 
 
 def _call(

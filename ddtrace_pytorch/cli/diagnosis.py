@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -33,6 +33,7 @@ TIMELINE = 30 * SECOND
 ENDS_TOLD = 4
 HOSTS_TOLD = 3
 WORDS_LIMIT = 300
+STALLS_TOLD = 3
 
 EXIT = "exit"
 STATUS_UNKNOWN = "With which status an exit was isn't known here: the launcher knows."
@@ -97,6 +98,16 @@ class Row:
 
 
 @dataclass
+class Stall:
+    """One that went on after so many `seconds`: for which `ranks`, and what was said of it while it lasted."""
+
+    at: str | None
+    seconds: float
+    ranks: list[int]
+    message: str
+
+
+@dataclass
 class Recorder:
     """What torch's own dumps say. `agrees`: null if there is no verdict to agree with."""
 
@@ -124,6 +135,7 @@ class Attempt:
     flight_recorder: Recorder | None
     ranks: list[Rank]
     timeline: list[Row]
+    stalls: list[Stall]
 
 
 @dataclass
@@ -251,6 +263,7 @@ def _attempt(
         flight_recorder=None if compared is None else Recorder(compared.agrees, list(compared.ranks), compared.message),
         ranks=_ranks(histories, finding),
         timeline=_timeline(histories, finding),
+        stalls=[Stall(_iso(one.at), one.seconds, list(one.ranks), one.message) for one in finding.overcome],
     )
 
 
@@ -307,6 +320,16 @@ def _what_happened(finding: Finding) -> str:
             told.append("That came from outside: the launcher, the scheduler, the host or a person.")
     if verdict is not None:
         told.append(f"{text(verdict, 'message').rstrip('.')}.")
+    if finding.interrupted is not None and not finding.broken:
+        told.append(f"That lasted until it was ended from outside, at {clock(finding.interrupted)}.")
+    if finding.broken:
+        told.append(f"gloo ended {who(finding.broken)}, because a peer sent something else.")
+    for one in finding.overcome[:STALLS_TOLD]:
+        said = one.message.rstrip(".")
+        told.append(f"A stall that went on, at {clock(one.at)} and for {one.seconds:.0f} s: {said}.")
+    more = len(finding.overcome) - STALLS_TOLD
+    if more > 0:
+        told.append(f"{more} more stalls went on.")
     others = _ends(finding, first.ranks if first is not None else ())
     if others and not finding.well:
         told.append(f"{'The others: ' if first is not None else 'How ranks ended: '}{others}.")
@@ -351,6 +374,9 @@ def _ranks(histories: Mapping[int, History], finding: Finding) -> list[Rank]:
     found = []
     for rank, fate in finding.fates.items():
         state, said = finding.states[rank], culprits.get(rank, {})
+        if not fate.bad and not fate.open:
+            # It was there a while before.
+            state = replace(state, groups={}, frames=(), step=None)
         found.append(
             Rank(
                 rank=rank,

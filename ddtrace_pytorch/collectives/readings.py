@@ -38,6 +38,20 @@ class Readings:
         read = history.latest if history is not None else None
         return read.coverage() if read is not None else Coverage(None, here.calls)
 
+    def unseen_in(self, here: Group, operation: str) -> int:
+        """How many collectives of `here` torch has issued itself, now that the calling thread is in one of `operation`.
+
+        By itself, without waiting for another look.
+        """
+        history = self._histories.get(here)
+        alive = here.process_group() if here.process_group is not None else None
+        if history is None or alive is None:
+            return 0
+        under_way = coverage.under_way(operation, here, history.backend)
+        now = coverage.reading(here, history.backend, launched(alive), history.before, under_way)
+        # What torch refuses it doesn't count.
+        return max(now.unseen, history.latest.unseen if history.latest is not None else 0)
+
     @property
     def any_launched(self) -> bool:
         """Whether torch has counted a collective, by the last look at each group."""

@@ -6,6 +6,7 @@ is really under way the recorder's entries tell, which are read only where a gro
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from ddtrace_pytorch.collectives.flight_recorder import Entry, FlightRecorder, Status
@@ -44,13 +45,16 @@ class Unfinished:
         """Whether a group has been behind for `patience` ns, and its entries haven't been read since."""
         return any(now - lag.since >= patience and self._seen.get(name) != lag for name, lag in self._lags.items())
 
-    def read(self) -> None:
-        """Read the entries: takes tens of milliseconds, not for a thread that trains nor the Pulse."""
+    def read(self) -> Mapping[str, tuple[Entry, ...]]:
+        """Read the entries, and give them by group, in order: takes tens of milliseconds, not for a thread that trains
+        nor the Pulse."""
         self._seen = dict(self._lags)
         entries: dict[str, list[Entry]] = {}
         for entry in self._recorder.dump().entries:
             entries.setdefault(entry.group, []).append(entry)
-        self._entries = {name: tuple(sorted(some, key=lambda one: one.number)) for name, some in entries.items()}
+        found = {name: tuple(sorted(some, key=lambda one: one.number)) for name, some in entries.items()}
+        self._entries = found
+        return found
 
     def of(self, group: str) -> tuple[Entry, int] | None:
         """Of the group of that name: the first collective that hasn't ended, and how many were issued after it; None

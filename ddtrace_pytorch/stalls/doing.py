@@ -38,6 +38,25 @@ _NOBODYS = re.compile(
 _SPELLED = re.compile(r"(?P<file>.+):(?P<line>\d+) (?P<function>.+)")
 
 
+# The standard library's, where a frame of ours calls it, is at our work; so is ddtrace, which calls us in a signal's
+# handler.
+_OURS = re.compile(r"/ddtrace_pytorch/|/(site|dist)-packages/ddtrace/")
+_STANDARD = re.compile(r"^<|/lib/python3[.\d]*/(?!(site|dist)-packages/)")
+
+
+def theirs(frames: Sequence[Frame]) -> list[Frame]:
+    """`frames` without ours: what the thread would show if we weren't there."""
+    kept: list[Frame] = []
+    at_our_work = False
+    for frame in reversed(frames):
+        file = frame[0].replace(os.sep, "/")
+        ours = _OURS.search(file) is not None
+        at_our_work = ours or (at_our_work and _STANDARD.search(file) is not None)
+        if not at_our_work:
+            kept.append(frame)
+    return kept[::-1]
+
+
 def doing(frames: Sequence[Frame]) -> str:
     """``collective``, ``compile``, ``data``, ``checkpoint``, ``optimizer``, or ``user`` for all else."""
     files = {file.replace(os.sep, "/") for file, _, _ in frames}

@@ -62,7 +62,7 @@ class History:
     thrown: tuple[str, ...] = ()
     verdicts: deque[Mapping[str, Any]] = field(default_factory=lambda: deque(maxlen=VERDICTS))
     moments: deque[Moment] = field(default_factory=lambda: deque(maxlen=MOMENTS))
-    _spent: set[Spent] = field(default_factory=set)
+    _spent: dict[Spent, int] = field(default_factory=dict)
     _groups: Mapping[str, Any] = field(default_factory=dict)
     _said: Mapping[str, Any] = field(default_factory=dict)
     _looked: RankState | None = None
@@ -136,7 +136,7 @@ class History:
             self.moments.append(Moment(at, f"{where} takes too long"))
             return
         self.moments.append(Moment(at, f"{where} is over at last"))
-        self._spent.add(Spent(text(tags, "group_name"), text(tags, "op"), integer(tags, "key") or 0))
+        self._spent[Spent(text(tags, "group_name"), text(tags, "op"), integer(tags, "key") or 0)] = at
 
     def said(self) -> RankState:
         """The last state that was written down, by the rank or on its behalf; an empty one where there is none."""
@@ -194,15 +194,16 @@ class History:
         """Of the groups that the last beat tells of."""
         return list(self._groups)
 
-    def went_on(self, group: str, operation: str, key: int) -> bool:
-        """Whether that call came to its end here, other than by an exception."""
+    def went_on(self, group: str, operation: str, key: int) -> int | None:
+        """When that call came to its end here, other than by an exception (0: it isn't known when); None if not."""
         said = self.said()
         if said.raised is not None and (said.raised.group, said.raised.call.key) == (group, key):
-            return False
-        if not key:
-            return Spent(group, operation, key) in self._spent
+            return None
+        over = self._spent.get(Spent(group, operation, key))
+        if not key or over is not None:
+            return over
         here = said.groups.get(group)
-        return max(here.completed if here is not None else 0, self._position(group)[1]) >= key
+        return 0 if max(here.completed if here is not None else 0, self._position(group)[1]) >= key else None
 
 
 def frames_of(said: Mapping[str, Any]) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from typing import Any
 from ddtrace_pytorch.runlog.fields import integer, mapping, number, text
 from ddtrace_pytorch.stalls import telling
 from ddtrace_pytorch.stalls.doing import own_frame
-from ddtrace_pytorch.stalls.history import History, Moment, call_in_words
+from ddtrace_pytorch.stalls.history import Ending, History, Moment, call_in_words
 from ddtrace_pytorch.stalls.roll import GroupState, Life, Raised, RankState
 from ddtrace_pytorch.stalls.verdict import THRESHOLD, Kind, Verdict, judge
 from ddtrace_pytorch.stalls.waits import DEALT_WITH, FRESH, age_of, is_echo
@@ -29,7 +29,10 @@ GOES_ON = 5 * 10**9
 WAITED = 2 * FRESH
 
 GOOD_ENDS = ("destroyed", "exit", "replaced", "unpatched")
+NEVER = 1 << 63
 KILLED = "killed"
+# What gloo does to who gets more bytes than it asked for.
+BROKEN = "ended by gloo, because a peer sent something else"
 # A damaged, absurd size must not cost memory.
 LARGEST_WORLD = 1 << 17
 
@@ -74,9 +77,22 @@ class Fate:
 
 
 @dataclass(frozen=True)
+class Overcome:
+    """A stall that went on: `at` ns since the epoch, after how many `seconds`, and what was said of it while it
+    lasted, of `ranks`."""
+
+    at: int
+    seconds: float
+    ranks: tuple[int, ...]
+    message: str
+
+
+@dataclass(frozen=True)
 class Finding:
     """What is found of one attempt. `verdict` is a record as of the run log; `rebuilt`: found only now. `end`: the last
-    that is known, ns. `missing`: ranks without a log. `well`: all others ended as they should."""
+    that is known, ns. `missing`: ranks without a log. `well`: all others ended as they should. `broken`: ranks that
+    gloo ended for what another one sent; `interrupted`: when those who waited were told to end, ns;
+    `overcome`: the stalls that came to a good end, in order of time."""
 
     end: int
     first: Failure | None
@@ -86,6 +102,9 @@ class Finding:
     fates: Mapping[int, Fate]
     states: Mapping[int, RankState]
     well: bool
+    broken: tuple[int, ...] = ()
+    interrupted: int | None = None
+    overcome: tuple[Overcome, ...] = ()
 
 
 def inquire(histories: Mapping[int, History]) -> Finding:
@@ -104,10 +123,15 @@ def inquire(histories: Mapping[int, History]) -> Finding:
     verdict = next((one for one in told if first is not None and {*one["ranks"]} & {*first.ranks}), None)
     verdict = verdict or next(iter(told), None)
     rebuilt = None
-    if verdict is None:
-        verdict = rebuilt = _judged(_roll(histories, states, fates, first), missing, first)
+    if verdict is None or verdict.get("kind") == Kind.GONE.value:
+        rebuilt = _judged(_roll(histories, states, fates, first), missing, first)
+        # Who said so while others were ending didn't know yet what these had been in.
+        if verdict is not None and (rebuilt is None or rebuilt["kind"] != Kind.MISMATCH.value):
+            rebuilt = None
     if rebuilt is not None:
-        first = _first(_failures(histories, states, fates, [rebuilt]))
+        verdict = rebuilt
+        failures = _failures(histories, states, fates, [rebuilt])
+        first = _first(failures)
     return Finding(
         end=end,
         first=first,
@@ -117,6 +141,9 @@ def inquire(histories: Mapping[int, History]) -> Finding:
         fates=fates,
         states=states,
         well=first is None and verdict is None and not any(fate.bad or fate.open for fate in fates.values()),
+        interrupted=_interrupted(failures, first),
+        overcome=_overcome(histories),
+        broken=tuple(sorted(rank for one in failures if one.what == BROKEN for rank in one.ranks)),
     )
 
 
@@ -164,11 +191,15 @@ def _ended_well(one: History) -> bool:
 def _told(histories: Mapping[int, History]) -> list[Record]:
     """What ranks said while it happened, the first first; not of a culprit that was only late, nor of what is over."""
 
+    interrupted = _first_interruption(histories)
+
     def is_over(verdict: Record) -> bool:
-        tags = mapping(verdict, "tags")
-        where = text(tags, "stall.group_name"), text(tags, "stall.op"), integer(tags, "stall.key") or 0
+        where = _spot(verdict)
         waited = [histories[rank] for rank in verdict["waiting"] if rank in histories]
-        return any(one.went_on(*where) or _ended_well(one) for one in waited)
+        went_on = [one.went_on(*where) for one in waited]
+        well = [one.ending.at for one in waited if one.ending is not None and _ended_well(one)]
+        # What an interruption ends doesn't go on.
+        return any(at is not None and at < interrupted for at in (*went_on, *well))
 
     found = [
         verdict
@@ -177,6 +208,39 @@ def _told(histories: Mapping[int, History]) -> list[Record]:
         if verdict["ranks"] and mapping(verdict, "tags").get("stall.moves") == "false" and not is_over(verdict)
     ]
     return sorted(found, key=lambda verdict: verdict["ts"])
+
+
+def _overcome(histories: Mapping[int, History]) -> tuple[Overcome, ...]:
+    """Of what was said again and again, what was said first; a call on which a rank raised went on nowhere."""
+    found: dict[tuple[str, str, int], Overcome] = {}
+    interrupted = _first_interruption(histories)
+    said = [_sound(verdict) for one in histories.values() for verdict in one.verdicts]
+    for verdict in sorted(said, key=lambda one: one["ts"]):
+        where = _spot(verdict)
+        waited = [histories[rank] for rank in verdict["waiting"] if rank in histories]
+        over = [at for one in waited if (at := one.went_on(*where))]
+        if over and max(over) < interrupted and where not in found:
+            began = verdict["ts"] - _waited(verdict)
+            found[where] = Overcome(began, (max(over) - began) / 1e9, tuple(verdict["ranks"]), text(verdict, "message"))
+    return tuple(found.values())
+
+
+def _spot(verdict: Record) -> tuple[str, str, int]:
+    tags = mapping(verdict, "tags")
+    return text(tags, "stall.group_name"), text(tags, "stall.op"), integer(tags, "stall.key") or 0
+
+
+def _waited(verdict: Record) -> int:
+    return round((number(mapping(verdict, "tags"), "stall.waited_s") or 0.0) * 1e9)
+
+
+def _first_interruption(histories: Mapping[int, History]) -> int:
+    ends = [one.ending for one in histories.values() if one.ending is not None]
+    return min((one.at for one in ends if _is_from_outside(one)), default=NEVER)
+
+
+def _is_from_outside(ending: Ending) -> bool:
+    return ending.reason.startswith("signal:") or ending.error.startswith(_TOLD_TO_END)
 
 
 def _sound(verdict: Record) -> Record:
@@ -198,6 +262,8 @@ def _failures(
     ]
     frozen = {one["rank"] for verdict in told for one in verdict["culprits"] if one.get("kind") == Kind.FROZEN.value}
     found = [_frozen_before(one) if frozen.issuperset(one.ranks) else one for one in found]
+    victims = _waiting_on_gloo(told, states)
+    found = [_broken(one) if victims.issuperset(one.ranks) else one for one in found]
     failed = {rank for failure in found for rank in failure.ranks}
     found += [_stall(one) for one in told if one.get("kind") != Kind.GONE.value or not failed & {*one["ranks"]}]
     if found and all(one.cause in (Cause.ECHO, Cause.SIGNAL) for one in found):
@@ -243,6 +309,22 @@ def _frozen_before(failure: Failure) -> Failure:
     return replace(failure, cause=Cause.FROZEN, what="frozen: without a beat from then on, and killed later")
 
 
+def _waiting_on_gloo(told: Sequence[Record], states: Mapping[int, RankState]) -> set[int]:
+    """Ranks that waited in a collective of which another one made an odd call."""
+    return {
+        rank
+        for verdict in told
+        if verdict.get("kind") == Kind.MISMATCH.value
+        for rank in verdict["waiting"]
+        if rank in states and any("gloo" in here.backend for here in states[rank].groups.values())
+    }
+
+
+def _broken(failure: Failure) -> Failure:
+    """What a rank failed by that died while it waited where somebody else sent another number of bytes."""
+    return replace(failure, cause=Cause.ECHO, what=BROKEN) if failure.cause is Cause.KILLED else failure
+
+
 def _cause(error: str, own: Cause) -> Cause:
     if error.startswith(_TOLD_TO_END):
         return Cause.SIGNAL
@@ -263,9 +345,19 @@ def _waited_long(state: RankState) -> bool:
 
 
 def _stall(verdict: Record) -> Failure:
-    waited = number(mapping(verdict, "tags"), "stall.waited_s") or 0.0
-    began = verdict["ts"] - round(waited * 1e9)
-    return Failure(began, tuple(sorted(verdict["ranks"])), Cause.STALL, f"{_where(verdict)} began to wait")
+    began = verdict["ts"] - _waited(verdict)
+    odd = verdict.get("kind") == Kind.MISMATCH.value
+    what = f"another call than the others' {_where(verdict)}" if odd else f"{_where(verdict)} began to wait"
+    return Failure(began, tuple(sorted(verdict["ranks"])), Cause.STALL, what)
+
+
+def _interrupted(failures: Iterable[Failure], first: Failure | None) -> int | None:
+    """When a signal or a person ended ranks, if nobody failed otherwise than by a stall or what came of it."""
+    if first is None or first.cause not in (Cause.STALL, Cause.FROZEN):
+        return None
+    after = [one for one in failures if one.cause not in (Cause.STALL, Cause.FROZEN, Cause.ECHO)]
+    outside = all(one.cause is Cause.SIGNAL for one in after)
+    return min((one.at for one in after), default=None) if outside else None
 
 
 def _first(failures: Iterable[Failure]) -> Failure | None:
@@ -386,6 +478,9 @@ def moments(histories: Mapping[int, History], finding: Finding) -> list[tuple[in
         fate = finding.fates[rank]
         if one.beat:
             found.append((rank, Moment(one.beat, "last beat")))
-        if not fate.open:
+        first = finding.first
+        if first is not None and first.cause is Cause.FROZEN and rank in first.ranks and fate.ended == KILLED:
+            found.append((rank, Moment(fate.at, "frozen from here on, and killed later")))
+        elif not fate.open:
             found.append((rank, Moment(fate.at, f"ended: {fate.ended}")))
     return sorted(found, key=lambda one: (one[1].at, one[0]))

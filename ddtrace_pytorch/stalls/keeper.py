@@ -80,10 +80,11 @@ class Keeper:
 
     @safely("clear last words away")
     def forget(self) -> None:
-        """All is told: there is nothing to keep, but for the others to see where an exception took this rank."""
+        """All is told: there is nothing to keep, but for the others to see where an exception took this rank, or a
+        signal ended it in the midst of a collective."""
         with self._lock:
             self._ended = True
-            if self._end is not None and _by_exception(self._end[1]) and self._file is not None:
+            if self._end is not None and _is_missed(*self._end) and self._file is not None:
                 self._write(*self._end, told=True)
                 self._write_to(0)
                 self._file.leave()
@@ -136,8 +137,11 @@ class Keeper:
             self._file.write(words.encode(CAPACITY))
 
 
-def _by_exception(span: SpanRecord) -> bool:
-    return span.tags.get("pytorch.end_reason") == "exception"
+def _is_missed(state: RankState, span: SpanRecord) -> bool:
+    """Whether others may ask where it was."""
+    reason = span.tags.get("pytorch.end_reason", "")
+    in_a_call = any(here.current is not None for here in state.groups.values())
+    return reason == "exception" or (reason.startswith("signal:") and in_a_call)
 
 
 def _reason(span: SpanRecord) -> str | None:

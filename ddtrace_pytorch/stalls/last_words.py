@@ -16,6 +16,7 @@ from typing import Any
 
 from ddtrace_pytorch.spans import SpanRecord
 from ddtrace_pytorch.stalls import positions, roll
+from ddtrace_pytorch.stalls.doing import own_frame, short
 from ddtrace_pytorch.stalls.positions import NO_LEGEND, Legend
 from ddtrace_pytorch.stalls.roll import Life, RankState
 
@@ -110,17 +111,22 @@ class LastWords:
         return self.span.tags.get("pytorch.end_reason", KILLED) if self.ended else KILLED
 
     def was_in(self) -> str:
-        """What it was in when last seen, for a person: its collectives in flight, else the innermost frame (``file:line
-        function``, without folders)."""
-        calls = [f"{one.current.operation} on {one.label}" for one in self.state.groups.values() if one.current]
-        return ", ".join(calls) or next(iter(self.state.frames), "").rpartition("/")[2]
+        """What it was in when last seen, for a person: its collectives in flight, else the line (``file:line
+        function``, without folders) of the user's code, or the innermost where there is none."""
+        in_flight = ((here, here.later or here.current) for here in self.state.groups.values())
+        calls = [f"{call.operation} on {here.label}" for here, call in in_flight if call is not None]
+        return ", ".join(calls) or self._line()
+
+    def _line(self) -> str:
+        frames = self.state.frames
+        return short(own_frame(frames) or next(iter(frames), ""))
 
     def finished_span(self) -> SpanRecord:
         """The span as the rank itself would have finished it: at its last beat, as an error."""
         span = replace(self.span, metrics={name: one for name, one in self.span.metrics.items() if name != _SNAPSHOT})
         if self.ended:
             return span
-        where = self.was_in()
+        where = ", at ".join(dict.fromkeys(filter(None, (self.was_in(), self._line()))))
         message = (
             "the process was gone without a word, as after SIGKILL, out of memory, abort() or os._exit(); "
             "the span ends with its last beat" + (f", in {where}" if where else "")
@@ -144,9 +150,11 @@ def decode(text: bytes, entered: bytes = b"") -> LastWords:
         identity = said["identity"]
         legend = positions.legend_of(said["legend"])
         state = roll.parse(said)
+        if state.life is Life.ALIVE:
+            state = positions.overlay(state, positions.parse(entered), legend, positions.step_in(entered))
         return LastWords(
             identity=Identity(**{one.name: identity[one.name] for one in fields(Identity)}),
-            state=positions.overlay(state, positions.parse(entered), legend) if state.life is Life.ALIVE else state,
+            state=state,
             span=SpanRecord.from_log_record(identity["span"]),
             legend=legend,
             left_out=tuple(said.get("left_out", ())),

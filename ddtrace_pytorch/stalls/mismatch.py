@@ -98,10 +98,11 @@ def lasting(rings: Mapping[int, Ring], before: int) -> Oddity | None:
 
 
 def among_more(odd: Oddity, rings: Mapping[int, Ring], more: Mapping[int, Ring]) -> Oddity:
-    """Who of `rings` is odd if ranks of other groups are heard as well, and there is a majority then; else `odd`."""
+    """Who of `rings` is odd if ranks of other groups are heard as well, or those of whose call only the bytes are
+    known, and there is a majority then; else `odd`."""
     both = {**more, **rings}
     first = min(key for key in _keys(rings) if differ(rings, key))
-    for heard in (both, _by_bytes(both, odd.key)) if more else ():
+    for heard in (both, _by_bytes(both, odd.key)):
         if not differ(heard, odd.key):
             continue
         found = _at(odd.key, first, heard)
@@ -155,10 +156,44 @@ def _calls_at(key: int, rings: Mapping[int, Ring]) -> dict[int, Call]:
     return {rank: ring[key] for rank, ring in rings.items() if key in ring}
 
 
+# What torch's flight recorder calls otherwise than we do, or by one name with others.
+_RECORDED_AS = {
+    "all_gather_into_tensor": "all_gather",
+    "all_gather_coalesced": "all_gather",
+    "all_gather_object": "all_gather",
+    "gather_object": "all_gather",
+    "all_reduce_coalesced": "all_reduce",
+    "all_to_all_single": "all_to_all",
+    "broadcast_object_list": "broadcast",
+    "scatter_object_list": "broadcast",
+    "reduce_scatter": "all_reduce",
+    "reduce_scatter_tensor": "all_reduce",
+    "reduce_scatter_coalesced": "all_reduce",
+}
+# Whose first input the recorder has as we do, unless it is of complex numbers: these are pairs to it.
+_MEASURED_ALIKE = ("all_reduce", "broadcast", "reduce")
+
+
+def _as_recorded(call: Call) -> Call:
+    """What torch's flight recorder would know of a call."""
+    name = _RECORDED_AS.get(call.operation, call.operation)
+    if call.operation not in _MEASURED_ALIKE:
+        return replace(call, operation=name, bytes=0, shape=None, dtype=None)
+    if (call.dtype or "").startswith("complex"):
+        return replace(call, shape=None, dtype=None)
+    return call
+
+
+def _comparable(calls: Iterable[Call]) -> list[Call]:
+    several = list(calls)
+    return [*map(_as_recorded, several)] if any(call.recorded for call in several) else several
+
+
 def _difference(calls: Mapping[int, Call]) -> tuple[Detail, dict[int, Hashable]] | None:
     """The first aspect in which calls differ, with that of each rank where it is known."""
+    alike = dict(zip(calls, _comparable(calls.values()), strict=True))
     for detail, aspect in _ASPECTS:
-        values = {rank: value for rank, call in calls.items() if (value := aspect(call)) is not None}
+        values = {rank: value for rank, call in alike.items() if (value := aspect(call)) is not None}
         if len(set(values.values())) > 1:
             return detail, values
     return None
@@ -208,6 +243,7 @@ def _same(calls: Ring, others: Ring, shift: int) -> bool:
 
 def _alike(one: Call, other: Call, roots: bool = True) -> bool:
     """Whether they are the same, as far as both are known; `roots`: also in who is the root."""
+    one, other = _comparable((one, other))
     for detail, aspect in _ASPECTS:
         if roots or detail is not Detail.ROOT:
             here, there = aspect(one), aspect(other)

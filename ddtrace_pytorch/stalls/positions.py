@@ -3,7 +3,8 @@
 A state is a second old when it is read; a rank that aborts inside of a collective has entered it since. One position
 is five numbers of 8 bytes in :data:`POSITION` bytes: the ledger's number of the cell from 1 on (0: the thread is in no
 collective), the call's number on the group, its bytes, its type of numbers from 1 on (0: none), and since when, in ns
-on the monotonic clock.
+on the monotonic clock. Behind the first of them, where there is room, is the number of the step under way, from 1 on
+(0: it isn't known that there are steps).
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ POSITION = 64
 THREADS = 64
 SIZE = POSITION * THREADS
 _NUMBERS = struct.Struct("=5q")
+# Where the step is.
+STEP = _NUMBERS.size
+_STEP = struct.Struct("=q")
 
 
 class Position(NamedTuple):
@@ -60,15 +64,21 @@ def parse(data: bytes) -> list[Position]:
     return found
 
 
-def overlay(state: RankState, positions: Sequence[Position], legend: Legend) -> RankState:
-    """`state` brought up to `positions`, where those are further on."""
+def step_in(data: bytes) -> int | None:
+    """The step under way; None if that isn't told."""
+    number = _STEP.unpack_from(data, STEP)[0] if len(data) >= POSITION else 0
+    return number - 1 if number > 0 else None
+
+
+def overlay(state: RankState, positions: Sequence[Position], legend: Legend, step: int | None = None) -> RankState:
+    """`state` brought up to `positions` and `step`, where those are further on."""
     groups = dict(state.groups)
     for position in positions:
         name, operation = legend.cells.get(str(position.cell - 1), ("", ""))
         here = groups.get(name)
         if here is not None:
             groups[name] = _on_group(here, _call(position, operation, legend))
-    return replace(state, groups=groups)
+    return replace(state, groups=groups, step=state.step if step is None else step)
 
 
 def _call(position: Position, operation: str, legend: Legend) -> Call:
@@ -83,6 +93,10 @@ def _call(position: Position, operation: str, legend: Legend) -> Call:
 
 
 def _on_group(here: GroupState, call: Call) -> GroupState:
+    if call.key and here.unseen:
+        # How many torch issued itself since the last beat nobody knows, and so not the number of this one.
+        is_new = call.key > here.entered - here.unseen
+        return replace(here, later=replace(call, key=0, seen=call.key)) if is_new else here
     if call.key and call.key <= here.entered:
         return here
     recent = (*here.recent, call) if call.key else here.recent

@@ -29,7 +29,8 @@ class Life(Enum):
 class Call:
     """One collective as this rank makes or made it. `key`: its number on the group (0: it has none, as between two
     ranks); `shape` and `dtype` of its first tensor, where known; `peer`: the other rank's, or the root's, global rank;
-    `since`: when it was entered (0: unknown)."""
+    `since`: when it was entered (0: unknown). Where torch issues collectives itself: `seen`, its number among those
+    that came through our wrappers, and `recorded`, what is known of it is what torch's flight recorder says."""
 
     operation: str
     key: int = 0
@@ -38,13 +39,17 @@ class Call:
     dtype: str | None = None
     peer: int | None = None
     since: int = 0
+    seen: int | None = None
+    recorded: bool | None = None
 
 
 @dataclass(frozen=True)
 class GroupState:
     """A process group as one of its members sees it. `entered`: the number of the last collective that this rank
     entered, `completed` that of the last which came to its end here, by `completed_at` at the latest (0: unknown);
-    `current`: what it is in now, `recent`: the last ones that it entered, oldest first, the current one among them."""
+    `current`: what it is in now, `recent`: the last ones that it entered, oldest first, the current one among them.
+    `unseen`: how many of those it entered torch issued itself, where there are any; `later`: where so, what it entered
+    since its last beat, of which only the number among the seen ones is known."""
 
     name: str
     label: str
@@ -55,6 +60,8 @@ class GroupState:
     current: Call | None = None
     recent: tuple[Call, ...] = ()
     completed_at: int = 0
+    unseen: int | None = None
+    later: Call | None = None
 
 
 @dataclass(frozen=True)
@@ -140,6 +147,7 @@ def parse(said: Mapping[str, Any]) -> RankState:
                 **_plain_fields(GroupState, group),
                 current=_call(current) if (current := group.get("current")) else None,
                 recent=tuple(map(_call, group.get("recent", ()))),
+                later=_call(later) if (later := group.get("later")) else None,
             )
             for name, group in said.get("groups", {}).items()
         }

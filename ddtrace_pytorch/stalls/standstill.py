@@ -15,7 +15,7 @@ from ddtrace_pytorch.stalls.mates import Mates
 from ddtrace_pytorch.stalls.roll import RankState
 from ddtrace_pytorch.stalls.roll_call import Roll
 from ddtrace_pytorch.stalls.telling import in_words
-from ddtrace_pytorch.stalls.unsaid import may_change
+from ddtrace_pytorch.stalls.unsaid import is_seen_in_part, may_change
 from ddtrace_pytorch.stalls.verdict import Verdict, judge
 from ddtrace_pytorch.stalls.watch import SECOND, Over, Pending, Stalled, Watch
 from ddtrace_pytorch.threads import leave_signals_to_others
@@ -224,7 +224,9 @@ class Standstill:
             newer, states = self._look(threshold)
             verdict = newer or verdict
             if leaves:
-                break
+                # Where all end, it is told afterwards by whoever reads what they were in.
+                open_yet = verdict is not None and is_seen_in_part(verdict) and may_change(verdict, states, since)
+                return None if open_yet else verdict
         return verdict
 
     def _look(self, threshold: int) -> tuple[Verdict | None, Mapping[int, RankState]]:

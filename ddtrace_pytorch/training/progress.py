@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import random
+from ctypes import c_int64
 
 _random = random.Random(random.SystemRandom().getrandbits(64))
 
@@ -40,6 +41,19 @@ class Progress:
 
     def __init__(self) -> None:
         self.step = Step()
+        self._number = self._nowhere = c_int64()
+
+    def begin(self, step: Step) -> None:
+        """`step` is under way now."""
+        self.step = step
+        number = 0 if step.number is None else step.number + 1
+        # Without a call, where the memory could be given back between looking and writing.
+        self._number.value = number
+
+    def write_to(self, memory: int) -> None:
+        """Write each step's number, from 1 on, to the 8 bytes at that address, which outlive the process; 0: no more."""
+        self._number = c_int64.from_address(memory) if memory else self._nowhere
+        self.begin(self.step)
 
     def tag(self, word: str) -> None:
         """Put `word` on the step under way."""

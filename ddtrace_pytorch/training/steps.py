@@ -109,7 +109,8 @@ class Steps:
         self._always_by_hand = self._turned = False
         self._asked_for_batches = self._asks_for_batches = False
         self._open.sampled = False
-        self._open = self.progress.step = Step(number, relative)
+        self._open = Step(number, relative)
+        self.progress.begin(self._open)
         self._next: Step | None = None
         self._started = self._reading(time.monotonic_ns())
         self._end: Reading | None = None
@@ -268,7 +269,7 @@ class Steps:
             self._finish(self._end if self.progress.step is not self._open else self._feeding.fed_by() or self._end)
         else:
             self._feeding.stepped()
-        self.progress.step = self._open
+        self.progress.begin(self._open)
         self._collectives_then = self.collectives()
         self._entered = time.monotonic_ns()
 
@@ -289,7 +290,7 @@ class Steps:
     def _finish(self, end: Reading, successor: Step | None = None) -> None:
         step, start = self._open, self._started
         self._open = successor or self._next or self._successor()
-        self.progress.step = self._open
+        self.progress.begin(self._open)
         if self._next is not None and self._next is not self._open:
             self._next.sampled = False
         self._next = self._end = None
@@ -315,13 +316,14 @@ class Steps:
         """So far it was the start-up."""
         self._open.number = self._open.relative = None
         self._open.sampled = False
-        self._open = self.progress.step = Step(number, 1)
+        self._open = Step(number, 1)
+        self.progress.begin(self._open)
         self._started = self._reading(time.monotonic_ns())
 
     def _look_ahead(self) -> None:
         """What happens from here on belongs to the next step."""
         self._next = self._next or self._successor()
-        self.progress.step = self._next
+        self.progress.begin(self._next)
 
     def _successor(self) -> Step:
         return Step((self._open.number or 0) + 1, (self._open.relative or 0) + 1)

@@ -26,7 +26,7 @@ ONCE = ("loader", "sigkill", "checkpoint", "sigstop", "host-cut")
 
 @pytest.mark.parametrize(
     "name",
-    ["order", "shape-torchrun", *(pytest.param(name, marks=pytest.mark.once) for name in ONCE)],
+    ["order", "shape-torchrun", "ddp-skip-torchrun", *(pytest.param(name, marks=pytest.mark.once) for name in ONCE)],
 )
 def test_the_culprit_is_named(tmp_path: Path, name: str) -> None:
     row = BY_NAME[name]

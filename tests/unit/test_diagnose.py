@@ -102,7 +102,7 @@ def test_a_killed_rank_in_words(killed: Path) -> None:
 
 
 ATTEMPT_KEYS = """number incarnation world_size ranks_found ranks_missing ended_well status_unknown reason_found
-                  what_happened first_failure verdict flight_recorder ranks timeline"""
+                  what_happened first_failure verdict flight_recorder ranks timeline stalls"""
 RANK_KEYS = "rank host gpu ended ended_badly named last_beat was_in step where"
 
 

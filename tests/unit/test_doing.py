@@ -17,7 +17,7 @@ from torch.distributed import HashStore
 from torch.utils.data import DataLoader, Dataset
 
 import ddtrace_pytorch
-from ddtrace_pytorch.stalls.doing import FRAMES, Frame, doing, own_frame, short, spelled
+from ddtrace_pytorch.stalls.doing import FRAMES, Frame, doing, own_frame, short, spelled, theirs
 
 
 def frames_of(thread: int) -> list[Frame]:
@@ -46,6 +46,20 @@ def seen_during(work: Callable[[], object]) -> tuple[Counter[str], list[list[Fra
         over.set()
         looking.join()
     return Counter(doing(stack) for stack in stacks), stacks
+
+
+def test_our_own_frames_are_never_shown() -> None:
+    standard, ours = "/u/lib/python3.11/threading.py", "/v/ddtrace_pytorch/ledger.py"
+    torchs = "/v/site-packages/torch/d.py"
+    handler = "/v/lib/python3.11/site-packages/ddtrace/internal/utils/signals.py"
+    users = [("/job/train.py", "log_loss", 51), ("/job/train.py", "main", 80)]
+    raised = [(standard, "wait", 331), (ours, "failed", 136), (torchs, "wrapper", 83), *users]
+    assert theirs(raised) == raised[2:]
+    assert theirs([(standard, "wait", 1), (ours, "__call__", 2), (handler, "wrap_signals", 47), *users]) == users
+    # What is called through us is its own.
+    through = [("/job/data.py", "load", 7), (standard, "map", 1), ("/job/data.py", "get", 9), (ours, "next", 2), *users]
+    assert theirs(through) == [*through[:3], *users]
+    assert theirs([(standard, "sleep", 1), *users]) == [(standard, "sleep", 1), *users]
 
 
 class Slow(Dataset[int]):

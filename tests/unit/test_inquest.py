@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -107,6 +108,110 @@ def test_an_exception_of_its_own_in_a_collective_is_told_with_its_error() -> Non
     assert own in finding.verdict["message"]
     assert finding.first is not None
     assert finding.first.ranks == (1,)
+
+
+def ddp(skips: int, dies: int) -> list[History]:
+    """A bucket, another one and the loss in each step, of which the wrappers see the last; rank `skips` leaves it out
+    once, gloo aborts rank `dies`, and an agent ends the others."""
+    sizes = (2048, 512, 4)
+    made = [(key, sizes[key % 3]) for key in range(9, 41)]
+    ring = [Call("all_reduce", key, size, (size // 4,), "float32", recorded=True) for key, size in made]
+    loss = Call("all_reduce", 41, 4, (), "float32", since=at(19.5), seen=13)
+    bucket = Call("all_reduce", 41, 2048, (512,), "float32", since=at(19.5), recorded=True)
+    told = []
+    for rank in RANKS:
+        call = bucket if rank == skips else loss
+        here = GroupState("0", "world", RANKS, "gloo", 41, 40, call, (*ring, call), unseen=28)
+        lines = ("/job/train.py:70 main",) if rank == skips else ("/job/train.py:51 log_loss", "/job/train.py:80 main")
+        said = RankState(rank, "host-a", as_of=at(20.5), step=13, frames=lines, groups={"0": here})
+        if rank == dies:
+            # Its last beat came before the call, and knows of fewer that nobody saw.
+            before = replace(here, entered=38, completed=38, current=None, recent=(), unseen=26)
+            before = replace(before, later=replace(loss, key=0))
+            said = replace(said, as_of=at(19), groups={"0": before})
+            told.append(history(rank, *beats(19, 38), stated(said, "killed"), ended("killed", 19)))
+        elif rank == max(set(RANKS) - {skips, dies}):
+            left = replace(here, entered=40, current=None, recent=tuple(ring))
+            said = replace(said, groups={"0": left}, raised=Raised("0", loss, CLOSED, at(20.4)))
+            told.append(history(rank, *beats(19, 38), stated(said, "raised"), ended("signal:SIGTERM", 20.6)))
+        else:
+            told.append(history(rank, *beats(19, 38), stated(said, "signal"), ended("signal:SIGTERM", 20.6)))
+    return told
+
+
+@pytest.mark.parametrize(("skips", "dies"), [(2, 1), (0, 3)])
+def test_beside_calls_that_nobody_saw_who_left_one_out_is_the_reason_not_whom_gloo_ended(skips: int, dies: int) -> None:
+    finding = found(*ddp(skips, dies))
+    assert finding.verdict is not None
+    (culprit,) = finding.verdict["culprits"]
+    assert (finding.verdict["kind"], culprit["detail"], culprit["rank"]) == ("mismatch", "skipped", skips)
+    assert finding.verdict["waiting"] == sorted({*RANKS} - {skips})
+    assert (
+        "#41 of shape [512] float32, the others in all_reduce #41 of shape [] float32; it is at train.py:70"
+        in (finding.verdict["message"])
+    )
+    assert finding.first is not None
+    assert (finding.first.ranks, finding.first.cause) == ((skips,), Cause.STALL)
+    assert finding.broken == (dies,)
+
+
+def test_who_said_so_before_all_had_spoken_does_not_have_the_last_word() -> None:
+    logs = ddp(2, 1)
+    error = Raised("0", Call("all_reduce", 41, 4, (), "float32", since=at(19.5)), CLOSED, at(20.4))
+    heard = {rank: state_of(rank, 40, 20.4, raised=error) for rank in (0, 3)} | {2: RankState(2, life=Life.ENDED)}
+    died = replace(state_of(1, 40, 19), life=Life.DEAD)
+    said = judge({1: died, **heard}, RANKS, at(20.5))
+    assert said is not None
+    assert said.ranks == (1, 2)
+    logs[0].add(telling.record(said))
+    finding = found(*logs)
+    assert finding.verdict is not None
+    assert (finding.verdict["kind"], finding.verdict["ranks"], finding.rebuilt) == ("mismatch", [2], True)
+
+
+def stall_of(rank: int, over: float | None) -> list[Record]:
+    """All wait for rank 1 since 4 s; `over`: when that went on."""
+    tags = {"op": "all_reduce", "group": "world", "group_name": "0", "key": 42}
+    began: list[Record] = [{"type": "event", "name": "stall", "ts": at(14), "tags": {**tags, "waited_s": 10.0}}]
+    if rank == 0:
+        roll = {one: state_of(one, 42, 14, since=4) for one in (0, 2, 3)}
+        said = judge({1: state_of(1, 41, 14, doing="data", moves=False), **roll}, RANKS, at(14))
+        assert said is not None
+        began.append(telling.record(said))
+    return began + ([{"type": "event", "name": "stall over", "ts": at(over), "tags": tags}] if over else [])
+
+
+def test_a_stall_that_is_interrupted_is_the_reason_not_the_interruption() -> None:
+    """A person ends all; rank 1 is the first to go, and so the others' call ends as well."""
+    stop = ended("exception", 20.1, ("KeyboardInterrupt", ""))
+    others = [
+        history(
+            rank,
+            *beats(20, 42, since=4),
+            *stall_of(rank, over=20.6),
+            {"type": "beat", "ts": at(21), "groups": {"0": [42, 42, None, 0]}},
+            ended("exception", 21.1, ("KeyboardInterrupt", "")),
+        )
+        for rank in (0, 2, 3)
+    ]
+    finding = found(history(1, *beats(20, 41), stop), *others)
+    assert finding.first is not None
+    assert (finding.first.cause, finding.first.ranks, finding.first.at) == (Cause.STALL, (1,), at(4))
+    assert finding.verdict is not None
+    assert (finding.verdict["kind"], finding.verdict["ranks"]) == ("absent", [1])
+    assert (finding.interrupted, finding.overcome, finding.well) == (at(20.1), (), False)
+
+
+def test_a_stall_that_went_on_is_told_of_a_job_that_ended_well() -> None:
+    others = [
+        history(rank, *beats(20, 42, since=4), *stall_of(rank, over=20.6), *beats(30, 50)[21:], ended("destroyed", 31))
+        for rank in (0, 2, 3)
+    ]
+    finding = found(history(1, *beats(30, 50), ended("destroyed", 31)), *others)
+    (stall,) = finding.overcome
+    assert (stall.at, stall.ranks, round(stall.seconds, 3)) == (at(4), (1,), 16.6)
+    assert "rank 1 (host-a) has not entered it" in stall.message
+    assert (finding.well, finding.first, finding.verdict, finding.interrupted) == (True, None, None, None)
 
 
 def test_a_mismatch_is_told_though_the_innocent_raised_too() -> None:

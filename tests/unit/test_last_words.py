@@ -164,6 +164,10 @@ def test_the_span_of_a_dead_rank_ends_with_its_last_beat_as_an_error() -> None:
 def test_what_a_rank_was_in_is_its_collective_or_its_line() -> None:
     idle = replace(STATE, groups={"0": replace(WORLD, current=None)}, frames=("/home/me/train.py:7 step", "b.py:1 f"))
     assert replace(WORDS, state=idle).was_in() == "train.py:7 step"
+    torchs = ("/v/lib/python3.11/site-packages/torch/optim/adam.py:152 _init_group", "/job/train.py:70 main")
+    inside = replace(WORDS, state=replace(idle, frames=torchs))
+    assert inside.was_in() == "train.py:70 main"
+    assert inside.finished_span().tags["error.message"].endswith("in train.py:70 main")
     assert replace(WORDS, state=RankState(3)).was_in() == ""
 
 

@@ -59,8 +59,8 @@ class Expected:
 @dataclass(frozen=True)
 class Row:
     """One fault. `expected`: None of a healthy job; `calls`: which of a group's calls it may hit; `rank`: the culprit,
-    where it is not left to chance; `lasting`: in thresholds; `judged_by`: whose verdict counts, nobody given: the
-    first of all ranks'."""
+    and `group`: its group, where they are not left to chance; `lasting`: in thresholds; `judged_by`: whose verdict
+    counts, nobody given: the first of all ranks'."""
 
     name: str
     what: str
@@ -69,6 +69,7 @@ class Row:
     launch: Launch = Launch.RANKS
     calls: tuple[str, ...] = CALLS
     rank: int | None = None
+    group: str | None = None
     lasting: float = 4.0
     judged_by: tuple[int, ...] = ()
 
@@ -79,7 +80,7 @@ class Row:
             job,
             fault=self.fault,
             rank=rank if self.rank is None else self.rank,
-            group=chance.choice(list(GROUPS[job.ranks])),
+            group=chance.choice(list(GROUPS[job.ranks])) if self.group is None else self.group,
             step=chance.randrange(20, 60),
             call=CALLS.index(chance.choice(self.calls)),
             delay=chance.uniform(0, 0.05),
@@ -135,6 +136,12 @@ ROWS = (
           ("shape", "half the elements", "shape", SHAPE, ALL_REDUCES),
           ("skip", "a collective left out", "skip", SKIPPED, CALLS),
           ("sigstop", "SIGSTOP", "stop", FROZEN, CALLS),
+      )),
+    *(Row(f"{fault}-torchrun", f"{what}, beside DDP's own, under torchrun", fault, expected, launch=Launch.TORCHRUN,
+          group="world")
+      for fault, what, expected in (
+          ("ddp-skip", "a collective left out", Expected(("mismatch",), details=("skipped", "shape", "size"))),
+          ("ddp-shape", "another number of elements", Expected(("mismatch",), details=("shape", "size"))),
       )),
     Row("pipeline", "healthy: a pipeline, P2P and overlapping collectives", "pipeline", None),
     Row("healthy", "healthy: nothing happens", "none", None),

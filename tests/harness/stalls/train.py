@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader, Dataset
 
 from harness.stalls import faults
+from harness.stalls.ddp import train_ddp
 from harness.stalls.pipeline import train_pipeline
 from harness.stalls.plan import CALLS, WORLD, Plan, altered, from_environment
 
@@ -136,7 +137,7 @@ def main() -> None:
         torch.cuda.set_device(device_of(plan))
     dist.init_process_group(plan.backend)
     try:
-        (train_pipeline if plan.fault == "pipeline" else train)(plan)
+        {"pipeline": train_pipeline, "ddp-skip": train_ddp, "ddp-shape": train_ddp}.get(plan.fault, train)(plan)
     except Exception:
         plan.raised(dist.get_rank())
         raise
