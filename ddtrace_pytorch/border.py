@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import threading
 import traceback
 from collections.abc import Callable
 from types import FrameType
@@ -61,10 +62,22 @@ def pass_on(error: BaseException) -> None:
     """In ``except``: raise again what is not ours.
 
     That is KeyboardInterrupt and the like, and whatever the user's code raised that Python runs in the midst of ours: a
-    signal's handler, or a debugger. It is told by what it was given, the frame that it interrupts.
+    signal's handler, or a debugger.
     """
-    if not isinstance(error, Exception):
+    if not isinstance(error, Exception) or _came_in_between(error):
         raise
+
+
+def pass_on_signals(error: BaseException) -> None:
+    """In ``except`` around a function of the user's that may not end what called it: raise again what only came while
+    it ran. That is KeyboardInterrupt, and what the handler of a signal raised; both come to the main thread alone."""
+    on_main_thread = threading.current_thread() is threading.main_thread()
+    if on_main_thread and (isinstance(error, KeyboardInterrupt) or _came_in_between(error)):
+        raise
+
+
+def _came_in_between(error: BaseException) -> bool:
+    """Whether a function raised it that was given the frame which it interrupts."""
     interrupted: list[FrameType] = []
     trace = error.__traceback__
     while trace is not None:
@@ -72,9 +85,10 @@ def pass_on(error: BaseException) -> None:
         if interrupted and not str(frame.f_globals.get("__name__")).startswith(_PACKAGE):
             for given in _arguments(frame):
                 if any(given is one for one in interrupted):
-                    raise
+                    return True
         interrupted.append(frame)
         trace = trace.tb_next
+    return False
 
 
 def _arguments(frame: FrameType) -> list[object]:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ddtrace_pytorch.border import safely, warn_once
+from ddtrace_pytorch.border import in_words, pass_on_signals, safely, warn_once
 
 __all__ = [
     "CollectiveStatus",
@@ -80,7 +80,14 @@ class Handle:
             warn_once(f"the hook {self._name} failed {FAILURES} times in a row and is called no more")
 
     def _run(self, *arguments: Any) -> bool:
-        self._function(*arguments)
+        try:
+            self._function(*arguments)
+        except Exception:
+            raise
+        except BaseException as error:
+            pass_on_signals(error)
+            # A hook may not end the job, nor the thread that calls it.
+            raise RuntimeError(f"it raised {in_words(error)}") from error
         return True
 
 
