@@ -52,6 +52,16 @@ def warn_for_host(message: str) -> None:
         warn_once(message)
 
 
+def warn_first(message: str, *, exc_info: bool = False) -> None:
+    """Log `message` as a warning, unless this process or another one of the job on this host has."""
+    if message not in _said:
+        _said.add(message)
+        from ddtrace_pytorch.first_here import is_first  # which takes as long to import as all the rest
+
+        if is_first(message):
+            warn(message, exc_info=exc_info)
+
+
 def in_words(error: BaseException) -> str:
     """Type and text of `error`, as Python would end its traceback; bears one whose text raises."""
     (*_, words) = traceback.format_exception_only(error)
@@ -100,22 +110,22 @@ def _arguments(frame: FrameType) -> list[object]:
     return given
 
 
-def complain(what: str, error: BaseException) -> None:
+def complain(what: str, error: BaseException, say: Callable[..., None] = warn_once) -> None:
     """Say once that we could not do `what`: in ``except``, where :func:`safely` would cost a call. What is not ours
     passes on."""
     pass_on(error)
     try:
         why = in_words(error)
-        warn_once(f"could not {what}; training goes on without it ({why})", exc_info=log.isEnabledFor(logging.DEBUG))
+        say(f"could not {what}; training goes on without it ({why})", exc_info=log.isEnabledFor(logging.DEBUG))
     except Exception as broken:
         pass_on(broken)  # else the user's log handler raised, and nobody is left to tell
 
 
-def safely(what: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
+def safely(what: str, say: Callable[..., None] = warn_once) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
     """Make a function of ours safe to call from user code: a failure is logged once and gives None.
 
-    `what` completes the sentence "could not ...". Only :class:`Exception` is caught, and of that nothing that the
-    user's signal handlers raise: KeyboardInterrupt and SystemExit are the user's.
+    `what` completes the sentence "could not ...", which `say` says. Only :class:`Exception` is caught, and of that
+    nothing that the user's signal handlers raise: KeyboardInterrupt and SystemExit are the user's.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R | None]:
@@ -125,7 +135,7 @@ def safely(what: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
                 return function(*args, **kwargs)
             except Exception as error:
                 try:
-                    complain(what, error)
+                    complain(what, error, say)
                 except RecursionError:
                     pass  # the user's code is as deep as it may go: there is no room to say anything
                 return None
