@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import threading
 import traceback
 from collections.abc import Callable
 from types import FrameType
@@ -51,6 +52,16 @@ def warn_for_host(message: str) -> None:
         warn_once(message)
 
 
+def warn_first(message: str, *, exc_info: bool = False) -> None:
+    """Log `message` as a warning, unless this process or another one of the job on this host has."""
+    if message not in _said:
+        _said.add(message)
+        from ddtrace_pytorch.first_here import is_first  # which takes as long to import as all the rest
+
+        if is_first(message):
+            warn(message, exc_info=exc_info)
+
+
 def in_words(error: BaseException) -> str:
     """Type and text of `error`, as Python would end its traceback; bears one whose text raises."""
     (*_, words) = traceback.format_exception_only(error)
@@ -61,10 +72,22 @@ def pass_on(error: BaseException) -> None:
     """In ``except``: raise again what is not ours.
 
     That is KeyboardInterrupt and the like, and whatever the user's code raised that Python runs in the midst of ours: a
-    signal's handler, or a debugger. It is told by what it was given, the frame that it interrupts.
+    signal's handler, or a debugger.
     """
-    if not isinstance(error, Exception):
+    if not isinstance(error, Exception) or _came_in_between(error):
         raise
+
+
+def pass_on_signals(error: BaseException) -> None:
+    """In ``except`` around a function of the user's that may not end what called it: raise again what only came while
+    it ran. That is KeyboardInterrupt, and what the handler of a signal raised; both come to the main thread alone."""
+    on_main_thread = threading.current_thread() is threading.main_thread()
+    if on_main_thread and (isinstance(error, KeyboardInterrupt) or _came_in_between(error)):
+        raise
+
+
+def _came_in_between(error: BaseException) -> bool:
+    """Whether a function raised it that was given the frame which it interrupts."""
     interrupted: list[FrameType] = []
     trace = error.__traceback__
     while trace is not None:
@@ -72,9 +95,10 @@ def pass_on(error: BaseException) -> None:
         if interrupted and not str(frame.f_globals.get("__name__")).startswith(_PACKAGE):
             for given in _arguments(frame):
                 if any(given is one for one in interrupted):
-                    raise
+                    return True
         interrupted.append(frame)
         trace = trace.tb_next
+    return False
 
 
 def _arguments(frame: FrameType) -> list[object]:
@@ -86,22 +110,22 @@ def _arguments(frame: FrameType) -> list[object]:
     return given
 
 
-def complain(what: str, error: BaseException) -> None:
+def complain(what: str, error: BaseException, say: Callable[..., None] = warn_once) -> None:
     """Say once that we could not do `what`: in ``except``, where :func:`safely` would cost a call. What is not ours
     passes on."""
     pass_on(error)
     try:
         why = in_words(error)
-        warn_once(f"could not {what}; training goes on without it ({why})", exc_info=log.isEnabledFor(logging.DEBUG))
+        say(f"could not {what}; training goes on without it ({why})", exc_info=log.isEnabledFor(logging.DEBUG))
     except Exception as broken:
         pass_on(broken)  # else the user's log handler raised, and nobody is left to tell
 
 
-def safely(what: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
+def safely(what: str, say: Callable[..., None] = warn_once) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
     """Make a function of ours safe to call from user code: a failure is logged once and gives None.
 
-    `what` completes the sentence "could not ...". Only :class:`Exception` is caught, and of that nothing that the
-    user's signal handlers raise: KeyboardInterrupt and SystemExit are the user's.
+    `what` completes the sentence "could not ...", which `say` says. Only :class:`Exception` is caught, and of that
+    nothing that the user's signal handlers raise: KeyboardInterrupt and SystemExit are the user's.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R | None]:
@@ -111,7 +135,7 @@ def safely(what: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
                 return function(*args, **kwargs)
             except Exception as error:
                 try:
-                    complain(what, error)
+                    complain(what, error, say)
                 except RecursionError:
                     pass  # the user's code is as deep as it may go: there is no room to say anything
                 return None

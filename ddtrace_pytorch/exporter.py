@@ -231,10 +231,7 @@ class Exporter:
 
     @safely("say where the run log is")
     def _announce(self, directory: str) -> None:
-        line = (
-            f"no Datadog Agent answers at {agent.url()}; the run log is in {directory} "
-            f"(to read it: ddtrace-pytorch report {directory})"
-        )
+        line = f"no Datadog Agent answers at {agent.url()}; to read the run log: ddtrace-pytorch report {directory}"
         if log.isEnabledFor(logging.INFO):
             log.info(line)
         else:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ddtrace_pytorch.border import safely, warn_once
+from ddtrace_pytorch.border import in_words, pass_on_signals, safely, warn_first
 
 __all__ = [
     "CollectiveStatus",
@@ -60,7 +60,7 @@ class Handle:
             raise TypeError(f"a hook has to be callable; this is {function!r}")
         self._function = function
         self._name = str(getattr(function, "__qualname__", None) or type(function).__qualname__)
-        self._guarded = safely(f"run the hook {self._name}")(self._run)
+        self._guarded = safely(f"run the hook {self._name}", warn_first)(self._run)
         self._among = among
         self._failures = 0
 
@@ -77,10 +77,17 @@ class Handle:
         self._failures += 1
         if self._failures == FAILURES:
             self.remove()
-            warn_once(f"the hook {self._name} failed {FAILURES} times in a row and is called no more")
+            warn_first(f"the hook {self._name} failed {FAILURES} times in a row and is called no more")
 
     def _run(self, *arguments: Any) -> bool:
-        self._function(*arguments)
+        try:
+            self._function(*arguments)
+        except Exception:
+            raise
+        except BaseException as error:
+            pass_on_signals(error)
+            # A hook may not end the job, nor the thread that calls it.
+            raise RuntimeError(f"it raised {in_words(error)}") from error
         return True
 
 
@@ -131,7 +138,7 @@ def _register(function: Callable[..., object], among: dict[Handle, None]) -> Han
     among[handle] = None
     _tell_followers()
     if not _switched_on():
-        warn_once(
+        warn_first(
             "a hook is registered, but tracing is not switched on in this process, so nothing will call it: "
             "call ddtrace_pytorch.patch(), or set DD_PATCH_MODULES=pytorch:true and start with ddtrace-run"
         )

@@ -31,7 +31,7 @@ from ddtrace_pytorch.stalls.mates import Mates
 from ddtrace_pytorch.stalls.roll import GroupState, RankState
 from ddtrace_pytorch.stalls.roll_call import RollCall
 from ddtrace_pytorch.stalls.standstill import Standstill
-from ddtrace_pytorch.stalls.verdict import Verdict
+from ddtrace_pytorch.stalls.verdict import Verdict, Where
 from ddtrace_pytorch.stalls.watch import SECOND, Over, Pending, Stalled
 from ddtrace_pytorch.threads import leave_signals_to_others
 from ddtrace_pytorch.whereabouts import CLOSER_NS, Whereabouts
@@ -175,15 +175,12 @@ class Lookout:
         self._note_state("stall")
         self._event("stall", stalled.pending, waited_s=stalled.waited / SECOND, times=stalled.times)
 
-    def over(self, over: Over, was_told: bool) -> None:
-        """One that took too long came to its end; `was_told`: this rank had said who was waited for."""
+    def over(self, over: Over, said: Where | None) -> None:
+        """One that took too long came to its end; `said`: in which call this rank had said that somebody is missed."""
         self._event("stall over", over.pending, took_s=over.took / SECOND)
-        if was_told:
-            one = over.pending
-            number = f" #{one.key}" if one.key else ""
-            error = self._whereabouts.error_of(one)
-            how = f"raised {error}" if error is not None else "went on"
-            warn(f"{one.operation}{number} of group `{one.label}` {how} after {over.took / SECOND:.0f} s")
+        if said is not None:
+            error = self._whereabouts.error_of(over.pending)
+            warn(telling.ended(over.pending, said, f"raised {error}" if error is not None else "went on", over.took))
 
     def _event(self, name: str, pending: Pending, **facts: float) -> None:
         said = {"op": pending.operation, "group": pending.label, "group_name": pending.group, "key": pending.key}

@@ -203,8 +203,8 @@ class Teller:
             if not self._stopped:
                 self._gave_up()
                 warn_once(
-                    "the thread that calls the hooks of collectives has stopped, after ten failures in a row or "
-                    "because a hook called sys.exit(); this session calls none any more"
+                    "the thread that calls the hooks of collectives has stopped, after ten failures in a row; "
+                    "this session calls none any more"
                 )
 
     def _take_turns(self) -> None:

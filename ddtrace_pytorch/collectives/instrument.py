@@ -14,6 +14,7 @@ from ddtrace_pytorch.collectives import (
     point_to_point,
     wrappers,
 )
+from ddtrace_pytorch.collectives.composites import Composite
 from ddtrace_pytorch.collectives.group_lives import GroupLives
 from ddtrace_pytorch.collectives.groups import TorchGroups
 from ddtrace_pytorch.collectives.in_flight import InFlight
@@ -21,7 +22,10 @@ from ddtrace_pytorch.collectives.listening import BATCH, Listener, Listening
 from ddtrace_pytorch.collectives.native_hooks import NativeHooks
 from ddtrace_pytorch.collectives.surface import OPERATIONS, Kind, Operation, release_of
 from ddtrace_pytorch.collectives.work import Waits
-from ddtrace_pytorch.ledger import Ledger
+from ddtrace_pytorch.ledger import How, Ledger
+
+# What it goes by where it is told of who waits in it.
+MAKING = "new_group"
 
 
 class Instrument:
@@ -77,7 +81,7 @@ class Instrument:
         safely("keep out of the compiler's sight")(compiler.leave_package_uncompiled)()
         if self._forced in ("auto", "hooks"):
             self._use_hooks()
-        self._undo.append(self._lives.follow(self._born, self._leave))
+        self._undo.append(self._lives.follow(self._born, self._leave, self._enter_making))
         for process_group in self._groups.all():
             self._meet(process_group)
         for operation in self._operations():
@@ -93,6 +97,28 @@ class Instrument:
         elif self._forced == "hooks":
             self._forced = "auto"
             warn_for_host("DD_PYTORCH_INSTRUMENT=hooks needs torch 2.14 or later; using 'auto'")
+
+    def _enter_making(self) -> Callable[[BaseException | None], object]:
+        """All ranks wait for each other where a group is made: this one is in that from now on, until what this gives
+        is called. It is no collective, and counted as none."""
+        leave = safely("look who makes a process group")(self._making)()
+        return safely("look who has made a process group")(leave) if leave is not None else lambda error: None
+
+    def _making(self) -> Callable[[BaseException | None], object] | None:
+        slot = self.in_flight.slot()
+        cell = self._ledger.cell(MAKING, How.WAITED, False, None) if slot.call is None else None
+        if cell is None:
+            return None
+        whole = Composite(cell)
+        slot.started = whole.started
+        slot.call = whole
+
+        def leave(error: BaseException | None) -> None:
+            if error is not None:
+                self._ledger.on_failure(cell, error)
+            slot.call = None
+
+        return leave
 
     @safely("get to know a process group")
     def _meet(self, process_group: Any) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ddtrace_pytorch.border import warn_once
+from ddtrace_pytorch.border import warn_first
 from ddtrace_pytorch.collectives.listening import BATCH, Call
 from ddtrace_pytorch.ledger import users_frame
 from ddtrace_pytorch.settings import Settings
@@ -73,7 +73,7 @@ def find_nvtx(torch: Any) -> Ranges | None:
     try:
         nvtx = importlib.import_module("nvtx")
     except ImportError:
-        warn_once("NVTX ranges need a build of torch with CUDA, or the package nvtx; there will be none")
+        warn_first("NVTX ranges need a build of torch with CUDA, or the package nvtx; there will be none")
         return None
     return _Ranges(nvtx.push_range, nvtx.pop_range)
 

@@ -16,7 +16,7 @@ from ddtrace_pytorch.stalls.roll import RankState
 from ddtrace_pytorch.stalls.roll_call import Roll
 from ddtrace_pytorch.stalls.telling import in_words
 from ddtrace_pytorch.stalls.unsaid import is_seen_in_part, may_change
-from ddtrace_pytorch.stalls.verdict import Verdict, judge
+from ddtrace_pytorch.stalls.verdict import Verdict, Where, judge
 from ddtrace_pytorch.stalls.watch import SECOND, Over, Pending, Stalled, Watch
 from ddtrace_pytorch.threads import leave_signals_to_others
 
@@ -42,7 +42,7 @@ class Outlet(Protocol):
 
     def stall(self, stalled: Stalled) -> None: ...
 
-    def over(self, over: Over, was_told: bool) -> None: ...
+    def over(self, over: Over, said: Where | None) -> None: ...
 
     def verdict(self, verdict: Verdict) -> None: ...
 
@@ -76,7 +76,8 @@ class Standstill:
         self._hosts: Mapping[int, str] = {}
         self._store_host: str | None = None
         self._met_at = 0.0
-        self._told: set[tuple[str, str, int]] = set()
+        # By what stalled here: the call that the verdict was about.
+        self._told: dict[tuple[str, str, int], Where] = {}
         self._wanted = threading.Event()
         self._closer = False
         self._stalls: Sequence[Pending] = ()
@@ -111,8 +112,7 @@ class Standstill:
         for one in stalled:
             self._outlet.stall(one)
         for ended in over:
-            self._outlet.over(ended, was_told=ended.pending.identity in self._told)
-            self._told.discard(ended.pending.identity)
+            self._outlet.over(ended, self._told.pop(ended.pending.identity, None))
         if stalled:
             self._stalls = [one.pending for one in stalled]
             self._wanted.set()
@@ -180,7 +180,7 @@ class Standstill:
                 verdict = self._judge(threshold)
                 if verdict is not None:
                     self._outlet.verdict(verdict)
-                    self._told.update(one.identity for one in stalls)
+                    self._told.update(dict.fromkeys((one.identity for one in stalls), verdict.where))
                     break
                 if self._leaving.wait(BETWEEN_TRIES_SECONDS):
                     break

@@ -10,6 +10,7 @@ from ddtrace_pytorch.stalls.doing import own_frame, short
 from ddtrace_pytorch.stalls.mismatch import Detail
 from ddtrace_pytorch.stalls.roll import Call, Life
 from ddtrace_pytorch.stalls.verdict import Culprit, Kind, Verdict, Where
+from ddtrace_pytorch.stalls.watch import Pending
 
 STALL = "pytorch.stall"
 
@@ -56,6 +57,15 @@ def message(verdict: Verdict) -> str:
         [f"{in_words(verdict.waiting)} {'waits' if len(verdict.waiting) == 1 else 'wait'}"] if verdict.waiting else []
     )
     return f"{_call(verdict.where)} has waited {_seconds(verdict.waited)}: {'; '.join([*clauses, *waiting])}"
+
+
+def ended(own: Pending, said: Where, how: str, took: int) -> str:
+    """What was said to be waited for is over, in the same words: `own`, in which this rank waited for somebody who
+    waited there, came to its end in that way after `took` ns."""
+    number = f" #{own.key}" if own.key else ""
+    end = f"{own.operation}{number} of group `{own.label}` {how} after {took / 1e9:.0f} s"
+    same = (own.group, own.operation) == (said.group, said.operation)
+    return end if same else f"{_call(said)} is no longer waited for: {end}"
 
 
 def _likeness(culprit: Culprit) -> tuple[Any, ...]:

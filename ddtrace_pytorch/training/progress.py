@@ -51,7 +51,7 @@ class Progress:
         self._number.value = number
 
     def write_to(self, memory: int) -> None:
-        """Write each step's number, from 1 on, to the 8 bytes at that address, which outlive the process; 0: no more."""
+        """Write each step's number, from 1 on, to the 8 bytes at that address, which outlive the process; 0: none."""
         self._number = c_int64.from_address(memory) if memory else self._nowhere
         self.begin(self.step)
 

@@ -211,7 +211,9 @@ def test_groups_that_come_and_go_by_the_hundred_are_told_and_forgotten_before_th
     env = alone(tmp_path / "log", DD_PATCH_MODULES="pytorch:true", DD_PYTORCH_SUMMARY_SECONDS="3600")
     result = jobs.run([*DDTRACE_RUN, *PYTHON, jobs.script(script)], env).ok()
     assert int(result.stdout) <= 150
-    told = [one["metrics"] for one in of_type(tmp_path / "log", "summary") if one["resource"] == "all_reduce"]
+    summaries = of_type(tmp_path / "log", "summary")
+    assert {one["resource"] for one in summaries} == {"all_reduce"}, "the making of a group is not counted"
+    told = [one["metrics"] for one in summaries]
     assert (len(told), sum(one["collective.count"] for one in told)) == (301, 301)
     (span,) = rank_spans(tmp_path / "log")
     assert span["metrics"]["pytorch.collective_calls"] == 301

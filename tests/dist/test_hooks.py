@@ -146,8 +146,8 @@ def test_hooks_on_two_ranks(jobs: Jobs, tmp_path: Path) -> None:
         assert by_operation["barrier"]["time_source"] == "completion"
         assert {one["backend"] for one in told["starts"]} == {"gloo"}
         assert all(one["drop_count"] == 0 for one in told["starts"] + told["ends"])
-    assert result.stderr.count("not switched on") == 2, "once in each rank"
-    assert result.stderr.count("ZeroDivisionError") == 2, "once in each rank, and training went on"
+    assert result.stderr.count("not switched on") == 1, "once on each host"
+    assert result.stderr.count("ZeroDivisionError") == 1, "once on each host, and training went on"
 
 
 ALONE = f"""

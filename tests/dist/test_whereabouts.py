@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,6 +72,8 @@ SCRIPT = """
     dist.all_gather_object([None, None], rank)
     scene("backward")
     model(torch.ones(1, 8)).sum().backward()
+    scene("making")
+    dist.new_group([0, 1])
     scene("late")
     dist.barrier(group=last)
     try:
@@ -118,6 +121,7 @@ SCENES = (
     "awaited",
     "objects",
     "backward",
+    "making",
     "late",
     "raises",
     "end",
@@ -190,13 +194,17 @@ def test_what_it_is_in(
 
 def test_of_what_took_too_long_it_is_told_how_it_ended(waiting: tuple[Path, Path]) -> None:
     gates, states = waiting
-    for scene in SCENES[: SCENES.index("late")]:
+    for scene in SCENES[: SCENES.index("making")]:
         (gates / scene).touch()
     stderr = states.parent / "job-0" / "stderr"
 
     def said(words: str) -> None:
         until(lambda: words in stderr.read_text(), 60, words)
 
+    said("new_group of group `world` has waited")
+    assert re.search(r"new_group of group `world` has waited .*: rank 1 \(.*\) has not entered it", stderr.read_text())
+    (gates / "making").touch()
+    said("new_group of group `world` went on after")
     said("barrier #1 of group `last` has waited")
     (gates / "late").touch()
     said("barrier #1 of group `last` went on after")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 import threading
 from collections.abc import Iterator
 from time import monotonic_ns
@@ -261,13 +262,57 @@ def test_works_are_asked_at_intervals_and_not_at_each_event_that_is_delivered(la
     handle.remove()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_hook_that_ends_its_thread_ends_the_listening(layer: Layer, caplog: pytest.LogCaptureFixture) -> None:
-    hooks.register_collective_start_hook(lambda status: exit(3))
-    layer.make()
-    until(gone, 5, "the thread ends")
-    assert layer.listeners == []
-    assert "sys.exit()" in caplog.text
+class Sideways(BaseException):
+    """A user's own, which is no Exception."""
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), Sideways("so be it")], ids=repr)
+def test_a_hook_ends_neither_its_thread_nor_the_listening(
+    layer: Layer, caplog: pytest.LogCaptureFixture, error: BaseException
+) -> None:
+    seen: list[int] = []
+
+    def raises(status: CollectiveStatus) -> None:
+        seen.append(status.sequence_number)
+        raise error
+
+    hooks.register_collective_start_hook(raises)
+    layer.make(number=1)
+    until(lambda: seen == [1], 5, "the first is told")
+    layer.make(number=2)
+    until(lambda: seen == [1, 2], 5, "the second is told")
+    assert type(error).__name__ in caplog.text
+    assert layer.listeners
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), Sideways("so be it"), ValueError("no")], ids=repr)
+def test_what_a_process_group_hook_raises_does_not_reach_who_makes_the_group(
+    caplog: pytest.LogCaptureFixture, error: BaseException
+) -> None:
+    def raises(process_group: Any, name: str) -> None:
+        raise error
+
+    handle = hooks.register_process_group_hook(raises)
+    try:
+        hooks.tell_of(object(), "dp")
+    finally:
+        handle.remove()
+    assert type(error).__name__ in caplog.text
+
+
+@pytest.mark.parametrize("kind", [SystemExit, Sideways, ValueError, KeyboardInterrupt])
+def test_what_a_signals_handler_raises_while_a_hook_runs_passes(kind: type[BaseException]) -> None:
+    def handler(number: int, frame: object) -> None:
+        raise kind("of the signal")
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    handle = hooks.register_process_group_hook(lambda process_group, name: signal.raise_signal(signal.SIGUSR1))
+    try:
+        with pytest.raises(kind, match="of the signal"):
+            hooks.tell_of(object(), "dp")
+    finally:
+        handle.remove()
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_what_a_hook_itself_does_is_not_told_to_it(layer: Layer) -> None:

@@ -17,8 +17,9 @@ from ddtrace_pytorch.stalls.mismatch import Detail
 from ddtrace_pytorch.stalls.roll import Call, GroupState, Raised, RankState
 from ddtrace_pytorch.stalls.standstill import Standstill
 from ddtrace_pytorch.stalls.state_file import CAPACITY, StateFile
-from ddtrace_pytorch.stalls.verdict import Kind, Verdict
-from ddtrace_pytorch.stalls.watch import SECOND, Pending, limit
+from ddtrace_pytorch.stalls.telling import ended, message
+from ddtrace_pytorch.stalls.verdict import Kind, Verdict, Where
+from ddtrace_pytorch.stalls.watch import SECOND, Over, Pending, limit
 
 JOB, RUN, HOST = "job-7", "20261129T080452Z-00de004b", "node-a"
 SPAN = SpanRecord("pytorch.rank", "rank", "pytorch", 7, 5, None, 0, 9, {}, {})
@@ -97,10 +98,13 @@ class Looked(Mates):
 class Outlet:
     def __init__(self) -> None:
         self.said: list[Verdict] = []
+        self.ended: list[str] = []
 
     def stall(self, stalled: object) -> None: ...
 
-    def over(self, over: object, was_told: bool) -> None: ...
+    def over(self, over: Over, said: Where | None) -> None:
+        if said is not None:
+            self.ended.append(ended(over.pending, said, "went on", over.took))
 
     def verdict(self, verdict: Verdict) -> None:
         self.said.append(verdict)
@@ -150,6 +154,31 @@ def test_a_group_whose_time_out_is_short_is_judged_before_that(tmp_path: Path, j
     until(lambda: outlet.said, 30, "a verdict")
     mine.leave(30)
     assert [(said.kind, said.ranks) for said in outlet.said] == [(Kind.ABSENT, (1,))]
+
+
+def test_what_is_over_is_called_as_it_was_when_it_was_waited_for(tmp_path: Path, job: Job) -> None:
+    """Rank 0 waits in dp for rank 2, which waits in tp for rank 3: of that tp it is said."""
+    now = time.time_ns()
+    in_dp = Call("all_reduce", 5, since=now - 20 * SECOND)
+    in_tp = Call("all_reduce", 7, since=now - 20 * SECOND)
+    job.said(rank_in(0, group("tp", TP[1], 7), group("dp", DP[1], 5, in_dp)))
+    job.said(rank_in(1, group("tp", TP[1], 7), group("dp", DP[0], 5, in_dp)))
+    job.said(rank_in(2, group("tp", TP[0], 7, in_tp), group("dp", DP[1], 4)))
+    job.said(rank_in(3, group("tp", TP[0], 6), group("dp", DP[0], 4)))
+    outlet = Outlet()
+    own = [Pending(f"dp {DP[1]}", "dp", "all_reduce", 5, time.monotonic_ns() - 20 * SECOND, 10 * SECOND)]
+    mine = Standstill(lambda now: own, lambda: None, outlet, time.time_ns, 10.0, 4)
+    mine.begin(Mates([str(tmp_path)], JOB, RUN, HOST), f"{tmp_path}")
+    mine.beat()
+    until(lambda: outlet.said, 30, "a verdict")
+    own.clear()
+    until(lambda: mine._told, 30, "it is known what was said")
+    mine.beat()
+    mine.leave(30)
+    (verdict,) = outlet.said
+    assert message(verdict).startswith("all_reduce #7 of group `tp` has waited")
+    (over,) = outlet.ended
+    assert over.startswith("all_reduce #7 of group `tp` is no longer waited for: all_reduce #5 of group `dp` went on")
 
 
 def test_where_a_rank_is_not_traced_it_is_said_that_nothing_is_heard_of_it(
