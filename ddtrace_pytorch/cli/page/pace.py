@@ -96,7 +96,7 @@ def ranks(attempt: Attempt) -> Html | None:
     steps = {one.rank: one for one in attempt.steps.ranks}
     columns = ("Rank", "Host", "GPU", "Duration", "Steps", "Per s", "p50", "p95", "Max", "Data", "Comm.", "Optim.",
                "Compute", "Dropped", "Ended")  # fmt: skip
-    shown, many = attempt.ranks[:RANK_ROWS], len(attempt.ranks)
+    shown = attempt.ranks[:RANK_ROWS]
     rows = [_cells(rank, steps.get(rank.rank)) for rank in shown]
     drawn = table(columns, rows, columns[3:14] + columns[:1], [rank.ended_badly for rank in shown])
     return section(
