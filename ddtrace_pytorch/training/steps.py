@@ -167,6 +167,7 @@ class Steps:
                 # Nothing has happened in the step under way: it only had another number.
                 self._open.number = number
                 self._open.relative = self._open.relative or 1
+                self.progress.begin(self._open)
         if relative is not None:
             self._open.relative = relative
         # Who begins one step after the other by hand begins all of them, however many optimizers step in each.
@@ -265,11 +266,13 @@ class Steps:
         self.trains_on.add(get_ident())
         if self._open.number is None:
             self._open.number = self._open.relative = 1
+            self.progress.begin(self._open)
         if not self._always_by_hand and self._end is not None and self._rule.ends_before(optimizer):
             self._finish(self._end if self.progress.step is not self._open else self._feeding.fed_by() or self._end)
         else:
             self._feeding.stepped()
-        self.progress.begin(self._open)
+        if self.progress.step is not self._open:
+            self.progress.begin(self._open)
         self._collectives_then = self.collectives()
         self._entered = time.monotonic_ns()
 
@@ -290,7 +293,8 @@ class Steps:
     def _finish(self, end: Reading, successor: Step | None = None) -> None:
         step, start = self._open, self._started
         self._open = successor or self._next or self._successor()
-        self.progress.begin(self._open)
+        if self.progress.step is not self._open:
+            self.progress.begin(self._open)
         if self._next is not None and self._next is not self._open:
             self._next.sampled = False
         self._next = self._end = None
