@@ -52,13 +52,15 @@ def warn_for_host(message: str) -> None:
         warn_once(message)
 
 
-def warn_first(message: str, *, exc_info: bool = False) -> None:
-    """Log `message` as a warning, unless this process or another one of the job on this host has."""
-    if message not in _said:
-        _said.add(message)
+def warn_first(message: str, *, about: str | None = None, exc_info: bool = False) -> None:
+    """Log `message` as a warning, unless this process or another one of the job on this host has. `about`: what it is
+    about, where the message itself is another each time."""
+    about = about or message
+    if about not in _said:
+        _said.add(about)
         from ddtrace_pytorch.first_here import is_first  # which takes as long to import as all the rest
 
-        if is_first(message):
+        if is_first(about):
             warn(message, exc_info=exc_info)
 
 

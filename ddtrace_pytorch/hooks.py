@@ -12,6 +12,7 @@ processes where it isn't switched on, nothing is called. See ``docs/collectives.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -60,7 +61,8 @@ class Handle:
             raise TypeError(f"a hook has to be callable; this is {function!r}")
         self._function = function
         self._name = str(getattr(function, "__qualname__", None) or type(function).__qualname__)
-        self._guarded = safely(f"run the hook {self._name}", warn_first)(self._run)
+        say = functools.partial(warn_first, about=f"the hook {self._name}")
+        self._guarded = safely(f"run the hook {self._name}", say)(self._run)
         self._among = among
         self._failures = 0
 

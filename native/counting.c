@@ -535,6 +535,8 @@ static PyObject *instrument(PyObject *module, PyObject *args)
     self->dtype = NULL;
     self->place = 0;
     PyObject_GC_Track(self);
+    if (CALLED(function)->function == function) /* of one that lay there before */
+        CALLED(function)->function = NULL;
     int failed = PyObject_SetAttr(function, name_counter, (PyObject *)self);
     Py_DECREF(self);
     if (failed)

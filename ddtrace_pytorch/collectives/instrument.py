@@ -114,9 +114,11 @@ class Instrument:
         slot.call = whole
 
         def leave(error: BaseException | None) -> None:
-            if error is not None:
-                self._ledger.on_failure(cell, error)
-            slot.call = None
+            try:
+                if error is not None:
+                    self._ledger.on_failure(cell, error)
+            finally:  # a signal's handler may raise in there
+                slot.call = None
 
         return leave
 

@@ -53,7 +53,9 @@ class Progress:
     def write_to(self, memory: int) -> None:
         """Write each step's number, from 1 on, to the 8 bytes at that address, which outlive the process; 0: none."""
         self._number = c_int64.from_address(memory) if memory else self._nowhere
-        self.begin(self.step)
+        # Not begin(), which would set the training back where that is a step further meanwhile.
+        number = self.step.number
+        self._number.value = 0 if number is None else number + 1
 
     def tag(self, word: str) -> None:
         """Put `word` on the step under way."""

@@ -117,9 +117,11 @@ def test_pointing_at_a_picture_tells_its_numbers_and_another_layer_can_be_chosen
 ) -> None:
     look = browser.open(pages["stuck"], dark=False, width=1280)
     assert "rank 1 · node0" in browser.run(POINTED)
-    assert "without collectives ≈ 50" in browser.run(POINTED)
     # The slow rank is one of four rows; all steps are as long.
+    assert "waiting for data ≈ 5" in browser.run(POINTED)
     assert browser.run(WARM) > 20
+    browser.run("document.querySelectorAll('.choice input')[1].click()")
+    assert "without collectives ≈ 50" in browser.run(POINTED)
     browser.run("document.querySelectorAll('.choice input')[0].click()")
     assert "step time ≈ 100" in browser.run(POINTED)
     assert browser.run(WARM) == 0
