@@ -14,7 +14,7 @@ from ddtrace_pytorch.collectives import (
     point_to_point,
     wrappers,
 )
-from ddtrace_pytorch.collectives.composites import Composite
+from ddtrace_pytorch.collectives.composites import MAKING, Composite
 from ddtrace_pytorch.collectives.group_lives import GroupLives
 from ddtrace_pytorch.collectives.groups import TorchGroups
 from ddtrace_pytorch.collectives.in_flight import InFlight
@@ -23,9 +23,6 @@ from ddtrace_pytorch.collectives.native_hooks import NativeHooks
 from ddtrace_pytorch.collectives.surface import OPERATIONS, Kind, Operation, release_of
 from ddtrace_pytorch.collectives.work import Waits
 from ddtrace_pytorch.ledger import How, Ledger
-
-# What it goes by where it is told of who waits in it.
-MAKING = "new_group"
 
 
 class Instrument:

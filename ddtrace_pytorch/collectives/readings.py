@@ -7,7 +7,7 @@ import time
 
 from ddtrace_pytorch.border import safely
 from ddtrace_pytorch.collectives import coverage
-from ddtrace_pytorch.collectives.composites import Composite
+from ddtrace_pytorch.collectives.composites import MAKING, Composite
 from ddtrace_pytorch.collectives.coverage import Coverage, History, Reading
 from ddtrace_pytorch.collectives.groups import TorchGroups, launched
 from ddtrace_pytorch.collectives.in_flight import InFlight
@@ -102,6 +102,8 @@ class Readings:
         many = 0
         for slot in self._in_flight.taken():
             call = slot.call
+            if isinstance(call, Composite) and call.cell is not None and call.cell.operation == MAKING:
+                continue  # of its own it launches nothing
             if isinstance(call, Composite):
                 # Of a coalescing block the group isn't known yet, nor whether it is counted as one; a transfer of
                 # objects is two.

@@ -292,6 +292,7 @@ def test_what_a_process_group_hook_raises_does_not_reach_who_makes_the_group(
     def raises(process_group: Any, name: str) -> None:
         raise error
 
+    raises.__qualname__ = f"raises {error!r}"  # once for each hook
     handle = hooks.register_process_group_hook(raises)
     try:
         hooks.tell_of(object(), "dp")
