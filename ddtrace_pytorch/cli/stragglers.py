@@ -100,7 +100,7 @@ class Waiting:
                 return
             self._slots[key] = len(mine)
             self._operations.append(operation)
-            self._steps.append(step if step is not None and 0 <= step < 2**63 else _NO_STEP)
+            self._steps.append(step if step is not None and step >= 0 else _NO_STEP)
             mine.append(took)
         elif math.isnan(mine[slot]) and operation == self._operations[slot]:
             mine[slot] = took

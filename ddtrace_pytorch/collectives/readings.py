@@ -102,12 +102,11 @@ class Readings:
         many = 0
         for slot in self._in_flight.taken():
             call = slot.call
-            if isinstance(call, Composite) and call.cell is not None and call.cell.operation == MAKING:
-                continue  # of its own it launches nothing
             if isinstance(call, Composite):
                 # Of a coalescing block the group isn't known yet, nor whether it is counted as one; a transfer of
-                # objects is two.
-                many += max(2, call.many) if call.cell is None or call.cell.group is here else 0
+                # objects is two; making a group launches nothing of its own.
+                if call.cell is None or (call.cell.group is here and call.cell.operation != MAKING):
+                    many += max(2, call.many)
             elif call is not None and call.group is here:
                 many += coverage.under_way(call.operation, here, backend)
         return many

@@ -28,24 +28,22 @@ _SIGNS = (
     ("optimizer", ("torch/optim/",)),
 )
 
-# What a user did not write. `/lib/python3.11/` is the standard library, unless it goes on to the installed packages.
+# `/lib/python3.11/` is the standard library, unless it goes on to the installed packages.
 _INSTALLED = re.compile(r"/(site|dist)-packages/")
+_STANDARD = re.compile(r"^<|/lib/python3[.\d]*/(?!(site|dist)-packages/)")
+# ddtrace is among us: it calls us in a signal's handler.
+_OURS = re.compile(r"/ddtrace_pytorch/|/(site|dist)-packages/ddtrace/")
+# What a user did not write.
 _NOBODYS = re.compile(
-    r"^<|/(site|dist)-packages/(torch|ddtrace|wrapt|_pytest|pytest)/|/pytorch/torch/|/ddtrace_pytorch/"
-    r"|/lib/python3[.\d]*/(?!(site|dist)-packages/)"
+    rf"{_STANDARD.pattern}|{_OURS.pattern}|/(site|dist)-packages/(torch|wrapt|_pytest|pytest)/|/pytorch/torch/"
 )
 
 _SPELLED = re.compile(r"(?P<file>.+):(?P<line>\d+) (?P<function>.+)")
 
 
-# The standard library's, where a frame of ours calls it, is at our work; so is ddtrace, which calls us in a signal's
-# handler.
-_OURS = re.compile(r"/ddtrace_pytorch/|/(site|dist)-packages/ddtrace/")
-_STANDARD = re.compile(r"^<|/lib/python3[.\d]*/(?!(site|dist)-packages/)")
-
-
 def theirs(frames: Sequence[Frame]) -> list[Frame]:
-    """`frames` without ours: what the thread would show if we weren't there."""
+    """`frames` without ours, and those of the standard library that ours call: what the thread would show if we weren't
+    there."""
     kept: list[Frame] = []
     at_our_work = False
     for frame in reversed(frames):
