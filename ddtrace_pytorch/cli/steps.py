@@ -150,7 +150,8 @@ def slow_among(ranks: Sequence[RankSteps]) -> list[SlowRank]:
     ranks = [one for one in ranks if one.first_ms is None or one.steps > 1]
     whole, each = _means(ranks)
     step = median(whole.values()) if ranks else 0.0
-    return _longest_first(one for one in _longer(whole, each) if one.ms > NOTABLE * step)
+    slow = (one for one in _longer(whole, each) if one.ms > NOTABLE * step)
+    return sorted(slow, key=lambda one: (-one.ms, one.rank))
 
 
 def _hiccups(usual: Sequence[RankSteps], long: Mapping[int, Mapping[int, _Long]]) -> list[Hiccup]:
@@ -192,10 +193,6 @@ def _longer(whole: Mapping[int, float], each: Mapping[int, Mapping[str, float]])
             most_first = sorted((part for part in PARTS if longer[part]), key=lambda part: -longer[part])
             why = {part: longer[part] for part in most_first}
             yield SlowRank(rank, ms, most_first[0], longer[most_first[0]], why)
-
-
-def _longest_first(slow: Iterable[SlowRank]) -> list[SlowRank]:
-    return sorted(slow, key=lambda one: (-one.ms, one.rank))
 
 
 @dataclass(order=True)

@@ -44,9 +44,9 @@ class Bins(Generic[C]):
             first, last = low if low < first else first, high if high > last else last
         self.extent = first, last
         shift = self.shift
-        if (last >> shift) - (first >> shift) >= MOST:
-            while (last >> shift) - (first >> shift) >= MOST:
-                shift += 1
+        while (last >> shift) - (first >> shift) >= MOST:
+            shift += 1
+        if shift > self.shift:
             self.widen(shift)
 
     def at(self, place: int) -> C:
