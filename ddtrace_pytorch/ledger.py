@@ -315,6 +315,8 @@ class Ledger:
         self.step: Callable[[], int | None] = lambda: None
         # Told of each call that raises, on its thread, before its caller hears of it; must not raise.
         self.on_failure: Callable[[Cell, BaseException], object] = lambda cell, error: None
+        # Told of each cell that is new and that threads may be in; must not raise.
+        self.on_new: Callable[[Cell], object] = lambda cell: None
         self.samples: deque[Sample] = deque(maxlen=1_024)
         self.notes: deque[Note] = deque()
         self.notes_lost = 0
@@ -346,6 +348,7 @@ class Ledger:
             found = here.cells.setdefault((operation, how), Cell(self, operation, here, how, numbered))
             if how is not How.NATIVE:
                 self._timed[found] = None
+                self.on_new(found)
         line = self.line(operation, how)
         if process_group is None:
             line.default = found

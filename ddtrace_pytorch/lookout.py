@@ -123,8 +123,8 @@ class Lookout:
         watch = "degraded" if self._collectives.watched_in_part else "full"
         self._span.learn({"pytorch.stall_watch": watch})
 
-    def rotated(self) -> None:
-        """The open span is another one now."""
+    def keep(self) -> None:
+        """Have what is new on disk before the next beat: the open span, or what this rank calls for the first time."""
         self._keeper.beat()
 
     def leave_store(self, deadline: Deadline) -> None:

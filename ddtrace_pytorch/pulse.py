@@ -6,6 +6,7 @@ signals, so that a SIGTERM is heard at once even while the main thread is blocke
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -15,14 +16,18 @@ from ddtrace_pytorch.border import safely
 from ddtrace_pytorch.signal_pipe import SignalPipe
 from ddtrace_pytorch.threads import leave_signals_to_others
 
+# How far apart the runs of a task are that is wanted again and again.
+APART_SECONDS = 0.25
+
 
 @dataclass
 class Task:
-    """Something to do every `interval` seconds, the first time at `due` on the monotonic clock."""
+    """Something to do every `interval` seconds, the first time at `due` on the monotonic clock; last done at `ran`."""
 
     run: Callable[[], None]
     interval: float
     due: float
+    ran: float = -math.inf
 
 
 def task(what: str, run: Callable[[], None], interval: float, first: float | None = None) -> Task:
@@ -43,6 +48,13 @@ class Pulse:
     def start(self) -> None:
         self._thread.start()
 
+    def want(self, one: Task) -> None:
+        """Have a task run soon, from any thread; it may be called often."""
+        due = max(time.monotonic(), one.ran + APART_SECONDS)
+        if due < one.due:
+            one.due = due
+            self._pipe.poke()
+
     def stop(self, timeout: float) -> None:
         """End the thread and wait for it; called on the Pulse itself, it only ends it."""
         self._stopped = True
@@ -62,6 +74,7 @@ class Pulse:
             now = time.monotonic()
             for one in self._tasks:
                 if now >= one.due:
+                    # Before the run: it may be wanted again meanwhile. A beat missed while the process was stopped is
+                    # not made up for.
+                    one.due, one.ran = max(one.due + one.interval, now), now
                     one.run()
-                    # A beat missed while the process was stopped is not made up for.
-                    one.due = max(one.due + one.interval, now)

@@ -6,6 +6,7 @@ ours into training.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
@@ -133,9 +134,11 @@ class Session:
         self._store = store
         self._store_thread = threading.Thread(target=self._meet, name="ddtrace_pytorch.store", daemon=True)
         self._handler = handler
+        keep = task("keep where this rank is", self._lookout.keep, math.inf)
         self._pulse = Pulse(
             [
                 task("beat", self._beat, BEAT_SECONDS),
+                keep,
                 task("sum up", self._summarise, settings.summary_seconds),
                 task("rotate the rank span", self.rotate, settings.rotation_seconds),
                 task(
@@ -148,6 +151,9 @@ class Session:
             handler.pipe,
             self._on_signals,
         )
+        if ledger is not None:
+            # What its number means has to be on disk before a rank can die in it.
+            ledger.on_new = safely("keep what is new")(lambda cell: self._pulse.want(keep))
         self._beats = 0
         self._signals_kept_at = 0
         self._terminated = False
@@ -457,7 +463,7 @@ class Session:
 
     def rotate(self) -> None:
         ended = self.span.rotate(self._clock.now())
-        self._lookout.rotated()
+        self._lookout.keep()
         self._training.rotated()
         self._exporter.put_span(ended)
 

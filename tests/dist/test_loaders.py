@@ -44,7 +44,7 @@ WAITING = f"""
 {LOADING}
     assert waited(iterate(DataLoader(Slow()))) == 0, "no session, no wait"
     gc.collect()
-    assert (rank.steps.gc_ns, list(rank.progress.step.tags)) == (0, [])
+    assert (rank.steps.garbage.ns, list(rank.progress.step.tags)) == (0, [])
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     assert waited(iterate(DataLoader(Slow(), batch_size=2))) >= 4 * SLOW
     assert waited(iterate(DataLoader(Slow(), num_workers=2))) > 0
@@ -104,7 +104,7 @@ WAITING = f"""
 
     assert waited(another) >= 3 * SLOW, "but one that steps does, from its first step on"
     gc.collect()
-    assert rank.steps.gc_ns > 0
+    assert rank.steps.garbage.ns > 0
     assert list(rank.progress.step.tags) == ["gc"]
     dist.destroy_process_group()
 """
@@ -229,7 +229,7 @@ IN_A_WORKER = f"""
             gc.collect()
             here = instrumentation._switched_on.lifecycle
             assert here.current is None
-            assert (here.steps.data_ns, here.steps.gc_ns, here.loaders.here.fetches) == (0, 0, False)
+            assert (here.steps.data_ns, here.steps.garbage.ns, here.loaders.here.fetches) == (0, 0, False)
             assert list(here.progress.step.tags) == []
             return index
 

@@ -760,3 +760,14 @@ def test_two_threads_that_meet_a_group_at_once_have_one_cell() -> None:
         thread.join()
     assert only(ledger).count == 2
     assert len(ledger.groups) == 1
+
+
+def test_a_cell_that_threads_may_be_in_is_told_of_when_it_is_new(ledger: Ledger) -> None:
+    told: list[Cell] = []
+    ledger.on_new = told.append
+    ours = wrapped(ledger, "all_reduce", all_reduce)
+    ours(Tensor(4))
+    ours(Tensor(4))
+    assert told == [only(ledger)]
+    ledger.cell("all_reduce", How.NATIVE, True, None)
+    assert len(told) == 1
