@@ -41,20 +41,21 @@ ONCE = (
     "unit/test_graph.py", "unit/test_inquest.py", "unit/test_job.py", "unit/test_last_words.py",
     "unit/test_logs_as_found.py", "unit/test_page.py", "unit/test_positions.py", "unit/test_report.py",
     "unit/test_reading_large_logs.py", "unit/test_report_collectives.py", "unit/test_report_page.py",
-    "unit/test_report_records.py", "unit/test_report_steps.py", "unit/test_run_log_docs.py", "unit/test_runlog.py",
+    "unit/test_report_records.py", "unit/test_report_steps.py", "unit/test_roll_call.py", "unit/test_run_log_docs.py",
+    "unit/test_runlog.py", "unit/test_settings.py",
     "unit/test_standstill.py", "unit/test_state_file.py", "unit/test_stragglers.py", "unit/test_timeline.py",
     "unit/test_timeline_clocks.py", "unit/test_timeline_lanes.py", "unit/test_verdict.py",
     "unit/test_verdict_faults.py", "unit/test_verdict_properties.py",
-    "dist/test_cross_node.py", "dist/test_default_run.py", "dist/test_identity_agreement.py", "dist/test_loaders.py",
-    "dist/test_log_handlers.py", "dist/test_records.py", "dist/test_report_of_a_job.py", "dist/test_timeline.py",
-    "dist/test_torchtitan.py", "dist/test_two_hosts.py",
+    "dist/test_cross_node.py", "dist/test_default_run.py", "dist/test_identity_agreement.py", "dist/test_lifecycle.py",
+    "dist/test_loaders.py", "dist/test_log_handlers.py", "dist/test_records.py", "dist/test_report_of_a_job.py",
+    "dist/test_rotation.py", "dist/test_timeline.py", "dist/test_torchtitan.py", "dist/test_two_hosts.py",
     "faults/test_agents.py", "faults/test_broken_descriptors.py", "faults/test_broken_signals.py",
     "faults/test_broken_threads.py", "faults/test_diagnose.py", "faults/test_endings.py", "faults/test_forks.py",
-    "faults/test_last_words.py", "faults/test_records.py", "faults/test_sigterm.py",
+    "faults/test_last_words.py", "faults/test_records.py", "faults/test_roll_call.py", "faults/test_sigterm.py",
 )  # fmt: skip
 
 # What costs much and goes as deep into torch as anything: CI runs it on the newest release alone.
-NEWEST = ("compat/test_records_compiled.py", "compat/test_sharded.py")
+NEWEST = ("compat/test_records_compiled.py", "compat/test_sharded.py", "dist/test_frameworks.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -103,6 +103,7 @@ def test_one_step_in_so_many_the_slow_ones_and_the_last_have_spans(jobs: Jobs, t
     assert len(of_type(log, "step")) == 1060
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(("kind", "steps"), [("SGD", 0), ("SGD", 1), ("Adam", 2), ("AdamW", 7)])
 def test_the_native_tracer_is_told_of_each_step(jobs: Jobs, tmp_path: Path, kind: str, steps: int) -> None:
     tracer, signals = built("step_signals", tmp_path), tmp_path / "signals"
@@ -113,6 +114,7 @@ def test_the_native_tracer_is_told_of_each_step(jobs: Jobs, tmp_path: Path, kind
     assert file.read_text() == "be" * (steps + 1)
 
 
+@pytest.mark.once
 def test_it_is_told_nothing_unless_that_is_asked_for(jobs: Jobs, tmp_path: Path) -> None:
     place = {"LD_PRELOAD": str(built("step_signals", tmp_path)), "STEP_SIGNALS": str(tmp_path / "signals")}
     jobs.run([*DDTRACE_RUN, *PYTHON, jobs.script(TRAIN), "SGD", "3"], alone(tmp_path / "log", **ON, **place)).ok()
@@ -147,6 +149,7 @@ FORKED = """
 """
 
 
+@pytest.mark.once
 def test_a_forked_child_gives_its_optimizers_back(jobs: Jobs, tmp_path: Path) -> None:
     log = tmp_path / "log"
     jobs.run([*PYTHON, jobs.script(FORKED)], alone(log)).ok()
@@ -171,6 +174,7 @@ ENDLESS = """
 """
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(("who", "status"), [("nobody", -signal.SIGTERM), ("handler", 7)])
 def test_the_last_step_before_a_signal_is_told(jobs: Jobs, tmp_path: Path, who: str, status: int) -> None:
     log = tmp_path / "log"
@@ -197,6 +201,7 @@ RAISES = """
 """
 
 
+@pytest.mark.once
 def test_the_step_that_an_exception_broke_is_told_as_such(jobs: Jobs, tmp_path: Path) -> None:
     log = tmp_path / "log"
     jobs.run([*DDTRACE_RUN, *PYTHON, jobs.script(RAISES)], alone(log, **ON))

@@ -21,12 +21,12 @@ THRESHOLD = 5.0
 PATIENT = 30.0
 
 
-ONCE = ("loader", "sigkill", "checkpoint", "sigstop", "host-cut")
+ONCE = ("order", "loader", "sigkill", "checkpoint", "sigstop", "host-cut")
 
 
 @pytest.mark.parametrize(
     "name",
-    ["order", "shape-torchrun", "ddp-skip-torchrun", *(pytest.param(name, marks=pytest.mark.once) for name in ONCE)],
+    ["shape-torchrun", "ddp-skip-torchrun", *(pytest.param(name, marks=pytest.mark.once) for name in ONCE)],
 )
 def test_the_culprit_is_named(tmp_path: Path, name: str) -> None:
     row = BY_NAME[name]
