@@ -285,9 +285,9 @@ class Session:
         said = self._introduced
         return said.job_id if said is not None and said.source == GENERATED else None
 
-    @safely("keep hearing signals")
     def keep_signals(self) -> None:
-        """Take back what asyncio's loops give up when they close, at most once a beat. Called where training steps."""
+        """Take back what asyncio's loops give up when they close, at most once a beat. Called where training steps,
+        by who lets no error of ours out."""
         if self._beats != self._signals_kept_at and threading.current_thread() is threading.main_thread():
             self._signals_kept_at = self._beats
             self._handler.install()

@@ -95,8 +95,11 @@ class Training:
     def beat(self, last: bool = False) -> None:
         """Tell of the steps that have ended. The `last` of all gets a span in any case."""
         slow = SLOW_FACTOR * median(self._lately) if len(self._lately) >= FEW else float("inf")
-        for left in range(len(self._ended) - 1, -1, -1):
-            step, start, end, memory = self._ended.popleft()
+        for _ in range(len(self._ended)):
+            try:
+                step, start, end, memory = self._ended.popleft()
+            except IndexError:  # another thread tells: the end doesn't wait for ever for the Pulse
+                break
             times = telling.spent(start, end)
             if self._told:
                 self._took.add(times.wall)
@@ -106,7 +109,7 @@ class Training:
                 # With what is made, compiled and warmed up in it, it says nothing about the others.
                 self._first = times.wall
             regular = bool(self._sample) and (step.number or 0) % self._sample == 0
-            self._tell(step, start[0], times, memory, regular or times.wall > slow or (last and not left))
+            self._tell(step, start[0], times, memory, regular or times.wall > slow or (last and not self._ended))
         lost, self._lost = self._lost, 0
         self._exporter.count_lost("too many steps", lost)
 

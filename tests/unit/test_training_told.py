@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from harness.exporter import KeepingExporter
@@ -56,3 +57,22 @@ def test_a_step_that_cannot_be_told_costs_only_itself() -> None:
     assert sum(record["count"] for record in drops) == 2
     assert {record["reason"] for record in drops} == {"step that can't be told"}
     assert [one.name for one in exporter.spans][-1] == "pytorch.steps"
+
+
+def test_steps_that_another_thread_tells_meanwhile_are_told_once() -> None:
+    """The end doesn't wait for ever for the Pulse, which may be telling of many."""
+
+    class Overtaken(KeepingExporter):
+        def put(self, record: Any) -> None:
+            super().put(record)
+            if len(self.records) == 1:
+                end = threading.Thread(target=training.farewell, args=(False,))
+                end.start()
+                end.join()
+
+    exporter: Any = Overtaken()
+    training = made(exporter)
+    for number in (1, 2, 3, 4):
+        training.ended(Step(number, number), (0, 0, 0, 0, 0), (1_000, 0, 0, 0, 0))
+    training.beat()
+    assert sorted(record["step"] for record in exporter.records if record["type"] == "step") == [1, 2, 3, 4]

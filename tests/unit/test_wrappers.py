@@ -12,6 +12,7 @@ import threading
 import time
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -771,3 +772,16 @@ def test_a_cell_that_threads_may_be_in_is_told_of_when_it_is_new(ledger: Ledger)
     assert told == [only(ledger)]
     ledger.cell("all_reduce", How.NATIVE, True, None)
     assert len(told) == 1
+
+
+def test_what_two_threads_take_at_once_each_gets_in_part(ledger: Ledger) -> None:
+    class Overtaken(deque[Any]):
+        def popleft(self) -> Any:
+            taken = super().popleft()
+            if self:
+                elsewhere.extend(ledger.take_samples())
+            return taken
+
+    elsewhere: list[Any] = []
+    ledger.samples = Overtaken([1, 2, 3])
+    assert sorted([*ledger.take_samples(), *elsewhere]) == [1, 2, 3]
