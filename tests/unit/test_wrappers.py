@@ -497,6 +497,7 @@ def test_totals_beyond_64_bits(ledger: Ledger) -> None:
     assert only(ledger).bytes == (2**63 - 1 if plain_numbers.exist else 2**63 + 2**62)
 
 
+@pytest.mark.skipif(not hasattr(torch.Tensor, "nbytes"), reason="the bytes are worked out from the elements")
 @pytest.mark.parametrize("size", [2**63, -(2**63) - 1, None, 1.5, "much"])
 def test_what_is_no_number_of_64_bits_is_no_size(ledger: Ledger, size: Any) -> None:
     ours = wrapped(ledger, "all_reduce", all_reduce)
