@@ -175,12 +175,14 @@ class Lookout:
         self._note_state("stall")
         self._event("stall", stalled.pending, waited_s=stalled.waited / SECOND, times=stalled.times)
 
-    def over(self, over: Over, said: Where | None) -> None:
-        """One that took too long came to its end; `said`: in which call this rank had said that somebody is missed."""
+    def over(self, over: Over) -> None:
+        """One that took too long came to its end."""
         self._event("stall over", over.pending, took_s=over.took / SECOND)
-        if said is not None:
-            error = self._whereabouts.error_of(over.pending)
-            warn(telling.ended(over.pending, said, f"raised {error}" if error is not None else "went on", over.took))
+
+    def ended(self, over: Over, said: Where) -> None:
+        """The same, where this rank has said that somebody is missed in `said`."""
+        error = self._whereabouts.error_of(over.pending)
+        warn(telling.ended(over.pending, said, f"raised {error}" if error is not None else "went on", over.took))
 
     def _event(self, name: str, pending: Pending, **facts: float) -> None:
         said = {"op": pending.operation, "group": pending.label, "group_name": pending.group, "key": pending.key}
