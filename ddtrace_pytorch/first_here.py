@@ -12,6 +12,10 @@ from ddtrace_pytorch.descriptors import high
 # What a launcher gives all ranks alike, whichever it is.
 _OF_THE_JOB = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "OMPI_MCA_ess_base_jobid")
 
+# The sockets whose names this process has, by number, and which file each was: as a number alone, for user code may
+# close it, and somebody else have it then.
+_held: dict[int, tuple[int, int]] = {}
+
 
 def is_first(what: str) -> bool:
     """Whether no other process of the job that lives, on this host, has asked that of `what`.
@@ -32,6 +36,26 @@ def is_first(what: str) -> bool:
             held.bind(f"\0ddtrace-pytorch-first-{asked[:32]}")
         except OSError as error:
             return error.errno != errno.EADDRINUSE
-        # Kept until the process ends. As a number alone: user code may close it, and somebody else have it then.
-        high(held.detach())
+        # Kept until the process ends.
+        number = high(held.detach())
+        _held[number] = _identity(number)
     return True
+
+
+def _identity(number: int) -> tuple[int, int]:
+    found = os.fstat(number)
+    return found.st_dev, found.st_ino
+
+
+def _let_go() -> None:
+    """In a forked child, which may live longer than its parent: the names are the parent's."""
+    while _held:
+        number, identity = _held.popitem()
+        try:
+            if _identity(number) == identity:
+                os.close(number)
+        except OSError:
+            pass  # closed already
+
+
+os.register_at_fork(after_in_child=_let_go)

@@ -217,14 +217,16 @@ class Lookout:
         self._note_state("raised")
 
     @safely("keep where this rank was told to end")
-    def told_to_end(self) -> None:
-        """A signal ends the process, or may: write down where it is."""
+    def told_to_end(self, ends: bool) -> None:
+        """A signal ends the process, or may (`ends`: whether that is sure): write down where it is."""
         if self._collectives is None or self._left:
             return
         self._whereabouts.closer_ns = 0
         if self._whereabouts.is_seen_in_part:
             self._look_closer_for(CLOSE_LOOK_SECONDS)
         self._note_state("signal")
+        if not ends:
+            self._whereabouts.closer_ns = CLOSER_NS
 
     def _note_state(self, why: str) -> None:
         self._exporter.put({"type": "state", "ts": self._clock.now(), "why": why, "state": self._state().plain()})
