@@ -165,7 +165,7 @@ class Instrumentation:
     def _watch_groups(self, c10d: Any) -> None:
         lives = self.lifecycle.lives
         for name in group_lives.makers(c10d):
-            self._instrument(name, functools.partial(lives.around_maker, c10d))
+            self._instrument(name, functools.partial(lives.around_maker, c10d, name))
         if hasattr(c10d, "_abort_process_group"):
             self._instrument("_abort_process_group", functools.partial(lives.around_ender, c10d))
         self._undo.append(lives.follow(self._made))
