@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from ddtrace_pytorch import first_here
-from ddtrace_pytorch.first_here import is_first
+from ddtrace_pytorch.first_here import is_first, is_present, present
 
 pytestmark = pytest.mark.once
 
@@ -66,3 +66,29 @@ def test_a_number_that_is_somebody_elses_by_now_is_left_to_them() -> None:
 
     assert ended_well(forked(asks))
     assert os.read(read, 10) == b"theirs"
+
+
+def test_who_is_there_is_found_for_as_long_as_it_is() -> None:
+    until, over = os.pipe()
+    begun, begins = os.pipe()
+
+    def is_there() -> None:
+        os.close(over)
+        with present("rank 7"):
+            os.write(begins, b"!")
+            os.read(until, 1)
+
+    assert not is_present("rank 7")
+    child = forked(is_there)
+    os.read(begun, 1)
+    assert is_present("rank 7")
+    with present("rank 7"):
+        assert is_present("rank 7")
+    assert is_present("rank 7"), "it was there before"
+    assert not is_present("rank 8")
+    os.close(over)
+    assert ended_well(child)
+    assert not is_present("rank 7")
+    with present("rank 7"):
+        assert ended_well(forked(lambda: is_present("rank 7") or os._exit(2)))
+    assert not is_present("rank 7")
