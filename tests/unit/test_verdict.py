@@ -473,6 +473,34 @@ def test_the_facts_of_the_culprit() -> None:
     assert told["stall.frames.3"] == "\n".join(LOADING)
 
 
+@pytest.mark.parametrize(
+    ("steps", "told"),
+    [
+        ((5, 6, 6, 6), (Detail.SKIPPED, (1,))),
+        ((5, 6, 5, 6), (Detail.SKIPPED, (1,))),
+        ((5, 6, 5, 5), (Detail.ORDER, (0, 1))),
+        ((5, 5, 5, 5), (Detail.ORDER, (0, 1))),
+        ((None, None, None, None), (Detail.ORDER, (0, 1))),
+        ((None, 6, 6, 6), (Detail.ORDER, (0, 1))),
+    ],
+)
+def test_who_is_in_a_later_step_than_who_waits_for_it_has_left_a_call_out(
+    steps: tuple[int | None, ...], told: tuple[Detail, tuple[int, ...]]
+) -> None:
+    """Rank 0 sends to all, and rank 1, which left that out, waits for it in the next step; the others have got it."""
+    world = Group("0", "world", tuple(range(4)))
+    tp, dp = Group("1", "tp", (0, 1)), {0: Group("2", "dp", (0, 2)), 1: Group("3", "dp", (1, 3))}
+    sends, next_one = call(8, "broadcast", peer=0), call(9)
+    states = (
+        rank_in(0, here(world, 8, sends), here(tp, 8), here(dp[0], 8), step=steps[0]),
+        rank_in(1, here(world, 7), here(tp, 9, next_one), here(dp[1], 8), step=steps[1]),
+        rank_in(2, here(world, 8), here(dp[0], 9, next_one), step=steps[2]),
+        rank_in(3, here(world, 8), here(dp[1], 9, next_one), step=steps[3]),
+    )
+    verdict = verdict_of(*states)
+    assert (verdict.kind, verdict.detail, verdict.ranks) == (Kind.MISMATCH, *told)
+
+
 def test_a_thousand_in_a_circle() -> None:
     """The dearest of all: everybody sends to the next one."""
     world = tuple(range(1024))
