@@ -26,6 +26,9 @@ Step = tuple[int, int, int]
 # What a rank's number in a list takes, about, and a step.
 RANK_BYTES = 5
 STEP_BYTES = 14
+# What a call takes at least, and a group without its calls.
+CALL_BYTES = 45
+GROUP_BYTES = 95
 # Enough to tell who made which call, as a rule.
 FEW = 8
 # Of all groups together. Steps that are damaged, or absurd, must not cost memory.
@@ -79,6 +82,9 @@ class LastWords:
             members = {name: steps(group.ranks) for name, group in self.state.groups.items()}
             if ranks > MOST_RANKS or STEP_BYTES * sum(map(len, members.values())) > capacity // 2:
                 words, members = words._without("ranks"), {}
+        # Writing down hundreds of groups takes long: not for what can't fit.
+        while parts and words._least() > capacity:
+            words = words._without(parts.pop(0))
         while len(text := words._text(members)) > capacity:
             if not parts:
                 raise ValueError(f"identity and span alone take {len(text):,} bytes, with room for {capacity:,}")
@@ -87,6 +93,9 @@ class LastWords:
 
     def _without(self, part: str) -> LastWords:
         return replace(_WITHOUT[part](self), left_out=(*self.left_out, part))
+
+    def _least(self) -> int:
+        return sum(GROUP_BYTES + CALL_BYTES * len(group.recent) for group in self.state.groups.values())
 
     def _text(self, members: Mapping[str, Sequence[Step]]) -> bytes:
         identity = {**vars(self.identity), "span": self.span.as_log_record()}

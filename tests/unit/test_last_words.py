@@ -153,6 +153,16 @@ def test_in_a_huge_world_without_order_ranks_go_first_and_calls_stay() -> None:
     assert words.state.groups["0"].recent == CALLS
 
 
+def test_what_cannot_fit_is_not_tried() -> None:
+    """The least that calls and groups take is no more than they do."""
+    bare = Call("", 0)
+    empty = GroupState("", "", (), "")
+    for many, calls in ((1, 0), (1, 1), (40, 0), (40, 32)):
+        groups = {str(number): replace(empty, recent=(bare,) * calls) for number in range(many)}
+        words = replace(WORDS, state=replace(STATE, groups=groups))
+        assert words._least() <= len(words.encode(10**6)) - len(replace(WORDS, state=RankState(3)).encode(10**6))
+
+
 def test_of_more_groups_than_there_is_room_for_those_stay_that_the_rank_is_in_a_call_of() -> None:
     every = tuple(range(1024))
     groups = {
