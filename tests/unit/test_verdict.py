@@ -499,6 +499,11 @@ def test_who_is_in_a_later_step_than_who_waits_for_it_has_left_a_call_out(
     )
     verdict = verdict_of(*states)
     assert (verdict.kind, verdict.detail, verdict.ranks) == (Kind.MISMATCH, *told)
+    if verdict.detail is Detail.SKIPPED:
+        assert message(verdict) == (
+            "broadcast #8 of group `world` has waited 12 s: rank 1 (host-a) has left it out, and is in a later step "
+            "than who waits for it; it is in step 6, in a collective, last beat 0.0 s ago; ranks 0, 2-3 wait"
+        )
 
 
 def test_a_thousand_in_a_circle() -> None:
