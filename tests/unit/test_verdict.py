@@ -473,6 +473,19 @@ def test_the_facts_of_the_culprit() -> None:
     assert told["stall.frames.3"] == "\n".join(LOADING)
 
 
+@pytest.mark.parametrize(("bytes_of_2", "told"), [(64, (Kind.MISMATCH, Detail.SIZE, (2,))), (16, None)])
+def test_who_died_where_another_call_was_made_need_not_have_waited(
+    bytes_of_2: int, told: tuple[Kind, Detail, tuple[int, ...]] | None
+) -> None:
+    """gloo ends who gets too much at once, and torchrun the others before one of them has heard of that."""
+    there = {rank: here(WORLD, 5, call(5, age=0.1, shape=None, bytes=16)) for rank in (1, 3)}
+    there[2] = here(WORLD, 5, call(5, age=0.1, shape=None, bytes=bytes_of_2))
+    over = here(WORLD, 5, recent=[call(5, age=0.2, shape=None, bytes=16)])
+    states = [rank_in(0, over), *(rank_in(rank, one) for rank, one in there.items())]
+    verdict = judged(*(replace(one, life=Life.DEAD) if one.rank == 1 else one for one in states))
+    assert (verdict and (verdict.kind, verdict.detail, verdict.ranks)) == told
+
+
 @pytest.mark.parametrize(
     ("steps", "told"),
     [
