@@ -80,12 +80,22 @@ def pass_on(error: BaseException) -> None:
         raise
 
 
-def pass_on_signals(error: BaseException) -> None:
-    """In ``except`` around a function of the user's that may not end what called it: raise again what only came while
-    it ran. That is KeyboardInterrupt, and what the handler of a signal raised; both come to the main thread alone."""
-    on_main_thread = threading.current_thread() is threading.main_thread()
-    if on_main_thread and (isinstance(error, KeyboardInterrupt) or _came_in_between(error)):
+def run_theirs(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Call a function of the user's that may end neither the job nor the thread that calls it: what it raises to do so
+    is an Exception.
+
+    What only came while it ran passes: KeyboardInterrupt, and what the handler of a signal raised. Both come to the
+    main thread alone.
+    """
+    try:
+        return function(*args, **kwargs)
+    except Exception:
         raise
+    except BaseException as error:
+        on_main_thread = threading.current_thread() is threading.main_thread()
+        if on_main_thread and (isinstance(error, KeyboardInterrupt) or _came_in_between(error)):
+            raise
+        raise RuntimeError(f"it raised {in_words(error)}") from error
 
 
 def _came_in_between(error: BaseException) -> bool:

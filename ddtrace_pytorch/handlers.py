@@ -11,9 +11,9 @@ import importlib
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
-from ddtrace_pytorch.border import in_words, safely, warn, warn_once
+from ddtrace_pytorch.border import in_words, run_theirs, safely, warn, warn_once
 from ddtrace_pytorch.clock import Clock
 from ddtrace_pytorch.deadline import Deadline
 from ddtrace_pytorch.records.here import be_deaf
@@ -21,7 +21,6 @@ from ddtrace_pytorch.runlog.schema import decode, encode
 from ddtrace_pytorch.runlog.writer import Record, RunLogQueue
 from ddtrace_pytorch.threads import leave_signals_to_others
 
-R = TypeVar("R")
 Handle = Callable[[dict[str, Any]], object]
 
 # One that fails so often in a row is called no more.
@@ -165,7 +164,7 @@ class _Handler:
         return False
 
     def close(self) -> None:
-        safely(f"close the handler {self._path}")(_run_theirs)(self._close)
+        safely(f"close the handler {self._path}")(run_theirs)(self._close)
 
     def _close(self) -> None:
         close = getattr(self._handle, "close", None)
@@ -173,21 +172,8 @@ class _Handler:
             close()
 
     def _call(self, record: dict[str, Any]) -> bool:
-        _run_theirs(self._handle, record)
+        run_theirs(self._handle, record)
         return True
-
-
-def _run_theirs(function: Callable[..., R], *args: Any) -> R:
-    """Call what is the user's on our thread, where no signal is handled: what it raises is meant for nobody else, and
-    would end the thread for all handlers."""
-    try:
-        return function(*args)
-    except Exception:
-        raise
-    except SystemExit as error:
-        raise RuntimeError("it called sys.exit()") from error
-    except BaseException as error:
-        raise RuntimeError(f"it raised {in_words(error)}") from error
 
 
 def factory_at(path: str) -> Callable[..., Any]:
@@ -213,7 +199,7 @@ def factory_at(path: str) -> Callable[..., Any]:
 def _made(path: str, identity: dict[str, Any]) -> Handle | None:
     """What the factory at `path` gives."""
     try:
-        handle = _run_theirs(lambda: factory_at(path)(decode(encode(identity))))
+        handle = run_theirs(lambda: factory_at(path)(decode(encode(identity))))
         if not callable(handle):
             raise TypeError(f"it gave {type(handle).__name__}, which can't be called")
     except Exception as error:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ddtrace_pytorch.border import in_words, pass_on_signals, safely, warn_first
+from ddtrace_pytorch.border import run_theirs, safely, warn_first
 
 __all__ = [
     "CollectiveStatus",
@@ -82,14 +82,7 @@ class Handle:
             warn_first(f"the hook {self._name} failed {FAILURES} times in a row and is called no more")
 
     def _run(self, *arguments: Any) -> bool:
-        try:
-            self._function(*arguments)
-        except Exception:
-            raise
-        except BaseException as error:
-            pass_on_signals(error)
-            # A hook may not end the job, nor the thread that calls it.
-            raise RuntimeError(f"it raised {in_words(error)}") from error
+        run_theirs(self._function, *arguments)
         return True
 
 

@@ -165,7 +165,7 @@ class Instrumentation:
     def _watch_groups(self, c10d: Any) -> None:
         lives = self.lifecycle.lives
         for name in group_lives.makers(c10d):
-            self._instrument(name, functools.partial(lives.around_maker, c10d))
+            self._instrument(name, functools.partial(lives.around_maker, c10d, name))
         if hasattr(c10d, "_abort_process_group"):
             self._instrument("_abort_process_group", functools.partial(lives.around_ender, c10d))
         self._undo.append(lives.follow(self._made))
@@ -194,13 +194,17 @@ class Instrumentation:
         @functools.wraps(original)
         def init_process_group(*args: Any, **kwargs: Any) -> Any:
             self._make_room_in_recorder()
+            over = threading.Event()
             try:
+                self._watch_waiting(over, original, args, kwargs)
                 with lifecycle.rendezvous():
                     result = original(*args, **kwargs)
             except BaseException as error:
                 leave_no_trace(error)
                 lifecycle.group_failed(distributed, error, _arguments(original, args, kwargs))
                 raise
+            finally:
+                over.set()
             lifecycle.lives.made(distributed.group.WORLD)
             return result
 
@@ -218,6 +222,17 @@ class Instrumentation:
         for name, value in flight_recorder.buffer_for(surface.release_of(self._torch.__version__), os.environ).items():
             os.environ[name] = value
             self._undo.append(functools.partial(_unset, name, value))
+
+    @safely("watch who waits in init_process_group")
+    def _watch_waiting(
+        self, over: threading.Event, init: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        from ddtrace_pytorch import opening, waiting_room
+
+        settings = opening.wanted_settings()
+        rank, world_size = opening.place_hint(_arguments(init, args, kwargs))
+        if settings is not None and settings.stall_seconds and rank is not None and world_size is not None:
+            waiting_room.watch(rank, world_size, settings.stall_seconds, over)
 
     def _around_destroy(self, original: Callable[..., Any]) -> Callable[..., Any]:
         lifecycle, distributed = self.lifecycle, self._torch.distributed

@@ -175,12 +175,14 @@ class Lookout:
         self._note_state("stall")
         self._event("stall", stalled.pending, waited_s=stalled.waited / SECOND, times=stalled.times)
 
-    def over(self, over: Over, said: Where | None) -> None:
-        """One that took too long came to its end; `said`: in which call this rank had said that somebody is missed."""
+    def over(self, over: Over) -> None:
+        """One that took too long came to its end."""
         self._event("stall over", over.pending, took_s=over.took / SECOND)
-        if said is not None:
-            error = self._whereabouts.error_of(over.pending)
-            warn(telling.ended(over.pending, said, f"raised {error}" if error is not None else "went on", over.took))
+
+    def ended(self, over: Over, said: Where) -> None:
+        """The same, where this rank has said that somebody is missed in `said`."""
+        error = self._whereabouts.error_of(over.pending)
+        warn(telling.ended(over.pending, said, f"raised {error}" if error is not None else "went on", over.took))
 
     def _event(self, name: str, pending: Pending, **facts: float) -> None:
         said = {"op": pending.operation, "group": pending.label, "group_name": pending.group, "key": pending.key}
@@ -215,14 +217,16 @@ class Lookout:
         self._note_state("raised")
 
     @safely("keep where this rank was told to end")
-    def told_to_end(self) -> None:
-        """A signal ends the process, or may: write down where it is."""
+    def told_to_end(self, ends: bool) -> None:
+        """A signal ends the process, or may (`ends`: whether that is sure): write down where it is."""
         if self._collectives is None or self._left:
             return
         self._whereabouts.closer_ns = 0
         if self._whereabouts.is_seen_in_part:
             self._look_closer_for(CLOSE_LOOK_SECONDS)
         self._note_state("signal")
+        if not ends:
+            self._whereabouts.closer_ns = CLOSER_NS
 
     def _note_state(self, why: str) -> None:
         self._exporter.put({"type": "state", "ts": self._clock.now(), "why": why, "state": self._state().plain()})

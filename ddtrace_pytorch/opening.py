@@ -42,8 +42,7 @@ def member_of_group(distributed: Any, ordinal: int, generated_id: str | None) ->
 
 def member_of_failed_group(arguments: Mapping[str, Any], ordinal: int, generated_id: str | None) -> Member:
     """As much of this process' place as is known where `init_process_group(**arguments)` raised."""
-    rank = _known(arguments.get("rank"), place.rank_hint(os.environ)[0])
-    world_size = _known(arguments.get("world_size"), place.world_size_hint(os.environ)[0])
+    rank, world_size = place_hint(arguments)
     return Member(
         rank=rank or 0,
         world_size=world_size or 1,
@@ -52,6 +51,12 @@ def member_of_failed_group(arguments: Mapping[str, Any], ordinal: int, generated
         generated_id=generated_id,
         place_known=rank is not None and world_size is not None,
     )
+
+
+def place_hint(arguments: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """The rank of this process and the world's size, as `init_process_group(**arguments)` will probably have them."""
+    rank = _known(arguments.get("rank"), place.rank_hint(os.environ)[0])
+    return rank, _known(arguments.get("world_size"), place.world_size_hint(os.environ)[0])
 
 
 def member_by_environment(ordinal: int, generated_id: str | None) -> Member:

@@ -487,7 +487,7 @@ class Session:
             self._records.gather(Deadline(0))
         if self._collectives is not None:
             self._collectives.farewell()
-        self._lookout.told_to_end()
+        self._lookout.told_to_end(ends=interrupted)
         self._training.farewell(interrupted)
         if self._records is not None:
             self._records.summarise()

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from ddtrace_pytorch.collectives.in_flight import InFlight
     from ddtrace_pytorch.collectives.wrappers import Track
 
-# What making a group goes by where it is told of who waits in it.
-MAKING = "new_group"
-
 
 class Composite:
     """A composite call in flight: adds up what the collectives inside of it move.

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from ddtrace_pytorch.border import leave_no_trace
 
@@ -18,13 +18,26 @@ from ddtrace_pytorch.border import leave_no_trace
 _MAKERS = ("_new_group_with_tag", "split_group", "shrink_group")
 Made = Callable[[Any], object]
 Going = Callable[[Any], object]
-# Called before a group is made for which all ranks of the world are waited for; gives what is called when that is over,
-# with what was raised.
-Making = Callable[[], Callable[[BaseException | None], object]]
+# What making a group goes by where it is told of who waits in it.
+NEW_GROUP, SPLIT_GROUP = MAKING = ("new_group", "split_group")
+# Called with what was raised, if anything, when the making of a group is over.
+Ended = Callable[[BaseException | None], object]
+# Called before ranks wait for each other to make a group, with what that goes by, the group whose ranks these are
+# (None: the world's), and a list that gets what is called when it is over.
+Making = Callable[[str, Any, list[Ended]], object]
 
-# Of the makers, those that all ranks of the world have to call, unless told otherwise by the parameter of that name.
-_ALL_CALL = ("_new_group_with_tag", "new_group")
-_MEMBERS_ALONE = "use_local_synchronization"
+
+class _Waited(NamedTuple):
+    """How ranks wait for each other in a maker. `name`: what that goes by; `unless`, `among`: the maker's parameters
+    that say that they don't, and which group's ranks all have to call it; empty where it has none."""
+
+    name: str
+    unless: str = ""
+    among: str = ""
+
+
+_NEW = _Waited(NEW_GROUP, unless="use_local_synchronization")
+_WAITED = {"_new_group_with_tag": _NEW, "new_group": _NEW, "split_group": _Waited(SPLIT_GROUP, among="parent_pg")}
 
 
 def makers(c10d: Any) -> list[str]:
@@ -59,28 +72,32 @@ class GroupLives:
             if going is not None:
                 going(process_group)
 
-    def _making(self) -> Sequence[Callable[[BaseException | None], object]]:
-        followers = tuple(self._followers.values())
-        return [making() for _, _, making in followers if making is not None]
+    def _making(self, waited: _Waited, argument: Callable[[str], Any], over: list[Ended]) -> None:
+        if argument(waited.unless):
+            return
+        for _, _, making in tuple(self._followers.values()):
+            if making is not None:
+                making(waited.name, argument(waited.among), over)
 
-    def around_maker(self, c10d: Any, original: Callable[..., Any]) -> Callable[..., Any]:
-        waits_for_all = original.__name__ in _ALL_CALL
-        parameters = list(inspect.signature(original).parameters) if waits_for_all else []
-        position = parameters.index(_MEMBERS_ALONE) if _MEMBERS_ALONE in parameters else len(parameters)
+    def around_maker(self, c10d: Any, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        """`name`: torch's for `original`, which others may have put something of their own in the place of."""
+        waited = _WAITED.get(name)
+        positions = _positions(original)
 
         @functools.wraps(original)
         def make(*args: Any, **kwargs: Any) -> Any:
-            alone = args[position] if len(args) > position else kwargs.get(_MEMBERS_ALONE)
-            over = self._making() if waits_for_all and not alone else ()
+            over: list[Ended] = []
             try:
+                if waited is not None:
+                    self._making(waited, functools.partial(_argument, positions, args, kwargs), over)
                 group = original(*args, **kwargs)
+                for end in over:
+                    end(None)
             except BaseException as error:
                 for end in over:
                     end(error)
                 leave_no_trace(error)
                 raise
-            for end in over:
-                end(None)
             if isinstance(group, c10d.ProcessGroup):  # torch's marks for "not a member" are none
                 self.made(group)
             return group
@@ -100,3 +117,17 @@ class GroupLives:
                 raise
 
         return end
+
+
+def _positions(function: Callable[..., Any]) -> dict[str, int]:
+    """Where each parameter is among those given by position; of a function that doesn't say, nothing is known."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    return {one.name: number for number, one in enumerate(parameters) if one.kind is one.POSITIONAL_OR_KEYWORD}
+
+
+def _argument(positions: Mapping[str, int], args: Sequence[Any], kwargs: Mapping[str, Any], parameter: str) -> Any:
+    position = positions.get(parameter, len(args))
+    return args[position] if position < len(args) else kwargs.get(parameter)

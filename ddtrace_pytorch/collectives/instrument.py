@@ -14,8 +14,8 @@ from ddtrace_pytorch.collectives import (
     point_to_point,
     wrappers,
 )
-from ddtrace_pytorch.collectives.composites import MAKING, Composite
-from ddtrace_pytorch.collectives.group_lives import GroupLives
+from ddtrace_pytorch.collectives.composites import Composite
+from ddtrace_pytorch.collectives.group_lives import Ended, GroupLives
 from ddtrace_pytorch.collectives.groups import TorchGroups
 from ddtrace_pytorch.collectives.in_flight import InFlight
 from ddtrace_pytorch.collectives.listening import BATCH, Listener, Listening
@@ -95,29 +95,34 @@ class Instrument:
             self._forced = "auto"
             warn_for_host("DD_PYTORCH_INSTRUMENT=hooks needs torch 2.14 or later; using 'auto'")
 
-    def _enter_making(self) -> Callable[[BaseException | None], object]:
-        """All ranks wait for each other where a group is made: this one is in that from now on, until what this gives
-        is called. It is no collective, and counted as none."""
-        leave = safely("look who makes a process group")(self._making)()
-        return safely("look who has made a process group")(leave) if leave is not None else lambda error: None
+    def _enter_making(self, name: str, among: Any, over: list[Ended]) -> None:
+        """The ranks of the group `among` (None: of the world) wait for each other where a group is made: this one is in
+        that from now on, until what `over` gets is called. It is no collective, and counted as none."""
+        safely("look who makes a process group")(self._making)(name, among, over)
 
-    def _making(self) -> Callable[[BaseException | None], object] | None:
+    def _making(self, name: str, among: Any, over: list[Ended]) -> None:
         slot = self.in_flight.slot()
-        cell = self._ledger.cell(MAKING, How.WAITED, False, None) if slot.call is None else None
+        if slot.call is not None or not self._distributed.is_initialized():
+            return
+        cell = self._ledger.cell(name, How.WAITED, False, among or None)
         if cell is None:
-            return None
+            return
         whole = Composite(cell)
-        slot.started = whole.started
-        slot.call = whole
 
+        @safely("look who has made a process group")
         def leave(error: BaseException | None) -> None:
+            if slot.call is not whole:
+                return
             try:
                 if error is not None:
                     self._ledger.on_failure(cell, error)
             finally:  # a signal's handler may raise in there
                 slot.call = None
 
-        return leave
+        # First: one may raise between any two lines of this.
+        over.append(leave)
+        slot.started = whole.started
+        slot.call = whole
 
     @safely("get to know a process group")
     def _meet(self, process_group: Any) -> None:

@@ -7,8 +7,9 @@ import time
 
 from ddtrace_pytorch.border import safely
 from ddtrace_pytorch.collectives import coverage
-from ddtrace_pytorch.collectives.composites import MAKING, Composite
+from ddtrace_pytorch.collectives.composites import Composite
 from ddtrace_pytorch.collectives.coverage import Coverage, History, Reading
+from ddtrace_pytorch.collectives.group_lives import MAKING
 from ddtrace_pytorch.collectives.groups import TorchGroups, launched
 from ddtrace_pytorch.collectives.in_flight import InFlight
 from ddtrace_pytorch.ledger import Group, Ledger
@@ -105,7 +106,7 @@ class Readings:
             if isinstance(call, Composite):
                 # Of a coalescing block the group isn't known yet, nor whether it is counted as one; a transfer of
                 # objects is two; making a group launches nothing of its own.
-                if call.cell is None or (call.cell.group is here and call.cell.operation != MAKING):
+                if call.cell is None or (call.cell.group is here and call.cell.operation not in MAKING):
                     many += max(2, call.many)
             elif call is not None and call.group is here:
                 many += coverage.under_way(call.operation, here, backend)

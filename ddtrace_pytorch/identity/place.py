@@ -69,6 +69,15 @@ def local_rank_hint(environ: Mapping[str, str]) -> Hint:
     )
 
 
+def local_world_size_hint(environ: Mapping[str, str]) -> Hint:
+    """The number of ranks that its launcher started on this host."""
+    return _first_number(
+        environ,
+        ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE", "JSM_NAMESPACE_LOCAL_SIZE"),
+        least=1,
+    )
+
+
 def _first_number(environ: Mapping[str, str], variables: Iterable[str], least: int) -> Hint:
     for variable in variables:
         number = whole_number(environ.get(variable, ""))

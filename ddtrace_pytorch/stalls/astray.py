@@ -3,7 +3,8 @@
 A rank in a circle waits in one call and is missed in another, of another group: it takes them in another order than who
 misses it, or it left one out or made one too many, and by the two of them nobody can tell who is wrong. All others can,
 where groups of the same label are used alike (:mod:`~ddtrace_pytorch.stalls.kin`): a rank that has come to its call of
-the one label and not to its call of the other tells which of them comes first.
+the one label and not to its call of the other tells which of them comes first. So do the numbers of steps: a rank that
+is in a later one than who waits for it, and hasn't come to that call, has left it out.
 """
 
 from __future__ import annotations
@@ -49,12 +50,13 @@ def _call_of(place: Place) -> _Call:
 @dataclass(frozen=True)
 class _Rank:
     """One that waits. `groups`: by label, where it is in one group of that label; `rings` by the groups' names;
-    `stands_in`: label and number of the only call that it is in."""
+    `stands_in`: label and number of the only call that it is in; `step`: of the training, as it counts them."""
 
     groups: Mapping[str, GroupState]
     rings: Mapping[str, Ring]
     stands_in: tuple[str, int] | None
     stage: Stage
+    step: int | None
 
     def knows(self, one: _Call, other: _Call) -> bool:
         return {one.label, other.label} <= self.groups.keys()
@@ -82,6 +84,10 @@ def astray(circle: Iterable[int], places: Collection[Place], states: Mapping[int
     for rank in waiting.intersection(circle):
         here = [_call_of(place) for place in numbered if rank in place.waits]
         missed = [_call_of(place) for place in numbered if rank in place.lacks]
+        left_out = next((at for at in missed if _is_past(rank, at, ranks)), None)
+        if left_out is not None:
+            found.append(Astray(rank, left_out.group, left_out.key, Detail.SKIPPED))
+            continue
         alone = ((inside, at) for inside in here for at in missed if _is_alone(rank, inside, at, ranks))
         one = next(alone, None)
         if one is not None:
@@ -94,7 +100,26 @@ def _known(state: RankState) -> _Rank:
     calls = [(here.label, here.current.key) for here in state.groups.values() if here.current is not None]
     stands = calls[0] if len(calls) == 1 and state.doing == "collective" else None
     rings = {here.name: ring_of(state, here.name) for here in groups.values()}
-    return _Rank(groups, rings, stands, stage_of(state))
+    return _Rank(groups, rings, stands, stage_of(state), state.step)
+
+
+def _is_past(rank: int, missed: _Call, ranks: Mapping[int, _Rank]) -> bool:
+    """Whether it has begun a later step than one that waits for it has, and all who have come as far came to that call
+    before."""
+    mine = ranks[rank]
+    others = [
+        (one, one.step)
+        for other, one in ranks.items()
+        if other != rank
+        and one.stage == mine.stage
+        and (here := one.groups.get(missed.label)) is not None
+        and here.name == missed.group
+        and one.step is not None
+    ]
+    if mine.step is None or not any(one.is_in(missed) and step < mine.step for one, step in others):
+        return False
+    as_far = [one.came_to(missed) for one, step in others if step >= mine.step]
+    return len(as_far) >= VOICES - 1 and all(as_far)
 
 
 def _is_alone(rank: int, inside: _Call, missed: _Call, ranks: Mapping[int, _Rank]) -> bool:

@@ -26,10 +26,13 @@ Step = tuple[int, int, int]
 # What a rank's number in a list takes, about, and a step.
 RANK_BYTES = 5
 STEP_BYTES = 14
+# What a call takes at least, and a group without its calls.
+CALL_BYTES = 45
+GROUP_BYTES = 95
 # Enough to tell who made which call, as a rule.
 FEW = 8
-# A damaged, absurd step must not cost memory.
-LARGEST_STEP = 1 << 20
+# Of all groups together. Steps that are damaged, or absurd, must not cost memory.
+MOST_RANKS = 1 << 20
 # Characters of a tag that stay where there is no room for a long one: a stack, most likely.
 TAG_LIMIT = 200
 # Of an open span alone: the Agent takes one that has it for a version to be followed by others.
@@ -65,19 +68,23 @@ class LastWords:
 
     def encode(self, capacity: int) -> bytes:
         """These words in at most `capacity` bytes. What there is no room for goes in this order: recent calls but for
-        the last :data:`FEW` of each group, these, the legend, frames, the ranks of the groups, the groups, the ends of
-        long tags; identity and span always stay. Only where the ranks of the groups would take half the room are they
-        written as steps, and go first if that is as long.
+        the last :data:`FEW` of each group, these, the legend, frames, the ranks of the groups, groups that it is in no
+        call of, the others, the ends of long tags; identity and span always stay. Only where the ranks of the groups
+        would take half the room are they written as steps, and go first if that is as long, or too many to be read.
 
         Raises:
             ValueError: not even identity and span fit.
         """
         words, parts, members = self, list(_WITHOUT), {}
-        if RANK_BYTES * sum(len(group.ranks) for group in self.state.groups.values()) > capacity // 2:
+        ranks = sum(len(group.ranks) for group in self.state.groups.values())
+        if RANK_BYTES * ranks > capacity // 2:
             parts.remove("ranks")
             members = {name: steps(group.ranks) for name, group in self.state.groups.items()}
-            if STEP_BYTES * sum(map(len, members.values())) > capacity // 2:
+            if ranks > MOST_RANKS or STEP_BYTES * sum(map(len, members.values())) > capacity // 2:
                 words, members = words._without("ranks"), {}
+        # Writing down hundreds of groups takes long: not for what can't fit.
+        while parts and words._least() > capacity:
+            words = words._without(parts.pop(0))
         while len(text := words._text(members)) > capacity:
             if not parts:
                 raise ValueError(f"identity and span alone take {len(text):,} bytes, with room for {capacity:,}")
@@ -87,9 +94,13 @@ class LastWords:
     def _without(self, part: str) -> LastWords:
         return replace(_WITHOUT[part](self), left_out=(*self.left_out, part))
 
+    def _least(self) -> int:
+        return sum(GROUP_BYTES + CALL_BYTES * len(group.recent) for group in self.state.groups.values())
+
     def _text(self, members: Mapping[str, Sequence[Step]]) -> bytes:
         identity = {**vars(self.identity), "span": self.span.as_log_record()}
         words = _each_group(self, ranks=()) if members else self
+        members = {name: stepped for name, stepped in members.items() if name in self.state.groups}
         said = {
             **_named(words.state),
             **({"members": members} if members else {}),
@@ -144,9 +155,9 @@ def decode(text: bytes, entered: bytes = b"") -> LastWords:
     """
     try:
         said = json.loads(text)
-        for name, stepped in said.get("members", {}).items():
+        for name, ranks in walked(said.get("members", {})).items():
             if name in said["groups"]:
-                said["groups"][name]["ranks"] = walked(stepped)
+                said["groups"][name]["ranks"] = ranks
         identity = said["identity"]
         legend = positions.legend_of(said["legend"])
         state = roll.parse(said)
@@ -164,7 +175,7 @@ def decode(text: bytes, entered: bytes = b"") -> LastWords:
         raise ValueError(f"no last words: {error!r}") from error
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=512)
 def steps(ranks: tuple[int, ...]) -> tuple[Step, ...]:
     """`ranks` as the first of a row, how many more are in it, and how far apart; of the next row, and so on."""
     found = []
@@ -179,9 +190,19 @@ def steps(ranks: tuple[int, ...]) -> tuple[Step, ...]:
     return tuple(found)
 
 
-def walked(stepped: Iterable[Sequence[int]]) -> list[int]:
-    """The ranks that :func:`steps` was given."""
-    return [first + by * number for first, more, by in stepped for number in range(min(more, LARGEST_STEP) + 1)]
+def walked(members: Mapping[str, Iterable[Sequence[int]]]) -> dict[str, list[int]]:
+    """By group, the ranks that :func:`steps` was given.
+
+    Raises:
+        ValueError: they are more than :data:`MOST_RANKS`.
+    """
+    many = sum(max(0, more + 1) for stepped in members.values() for _, more, _ in stepped)
+    if many > MOST_RANKS:
+        raise ValueError(f"{many:,} ranks in all groups")
+    return {
+        name: [first + by * number for first, more, by in stepped for number in range(more + 1)]
+        for name, stepped in members.items()
+    }
 
 
 def _named(value: Any) -> Any:
@@ -206,12 +227,18 @@ def _few_recent(words: LastWords) -> LastWords:
     return replace(words, state=replace(words.state, groups=groups))
 
 
+def _only_current(words: LastWords) -> LastWords:
+    groups = {name: group for name, group in words.state.groups.items() if group.current or group.later}
+    return replace(words, state=replace(words.state, groups=groups))
+
+
 _WITHOUT: dict[str, Callable[[LastWords], LastWords]] = {
     "older calls": _few_recent,
     "recent": lambda words: _each_group(words, recent=()),
     "legend": lambda words: replace(words, legend=replace(NO_LEGEND, clock=words.legend.clock)),
     "frames": lambda words: replace(words, state=replace(words.state, frames=())),
     "ranks": lambda words: _each_group(words, ranks=()),
+    "idle groups": _only_current,
     "groups": lambda words: replace(words, state=replace(words.state, groups={})),
     "long tags": _short_tags,
 }

@@ -15,6 +15,7 @@ from ddtrace_pytorch.stalls.mates import Mates
 from ddtrace_pytorch.stalls.roll import RankState
 from ddtrace_pytorch.stalls.roll_call import Roll
 from ddtrace_pytorch.stalls.telling import in_words
+from ddtrace_pytorch.stalls.told import Told
 from ddtrace_pytorch.stalls.unsaid import is_seen_in_part, may_change
 from ddtrace_pytorch.stalls.verdict import Verdict, Where, judge
 from ddtrace_pytorch.stalls.watch import SECOND, Over, Pending, Stalled, Watch
@@ -42,7 +43,9 @@ class Outlet(Protocol):
 
     def stall(self, stalled: Stalled) -> None: ...
 
-    def over(self, over: Over, said: Where | None) -> None: ...
+    def over(self, over: Over) -> None: ...
+
+    def ended(self, over: Over, said: Where) -> None: ...
 
     def verdict(self, verdict: Verdict) -> None: ...
 
@@ -76,8 +79,7 @@ class Standstill:
         self._hosts: Mapping[int, str] = {}
         self._store_host: str | None = None
         self._met_at = 0.0
-        # By what stalled here: the call that the verdict was about.
-        self._told: dict[tuple[str, str, int], Where] = {}
+        self._told = Told()
         self._wanted = threading.Event()
         self._closer = False
         self._stalls: Sequence[Pending] = ()
@@ -112,9 +114,14 @@ class Standstill:
         for one in stalled:
             self._outlet.stall(one)
         for ended in over:
-            self._outlet.over(ended, self._told.pop(ended.pending.identity, None))
+            self._outlet.over(ended)
+            said = self._told.over(ended)
+            if said is not None:
+                self._outlet.ended(ended, said)
         if stalled:
-            self._stalls = [one.pending for one in stalled]
+            stalls = [one.pending for one in stalled]
+            self._told.noticed(stalls)
+            self._stalls = stalls
             self._wanted.set()
 
     def look_closer(self) -> None:
@@ -163,33 +170,43 @@ class Standstill:
                 safely("look closer at what is under way")(self._look_closer)()
             if self._failed_at is not None:
                 self._leaving.wait(max(0.0, self._failed_at + AFTER_ERROR_SECONDS - time.monotonic()))
-                self._ask(())
+                self._ask_why(())
                 self._failed_at = None
             elif self._stalls and not self._leaving.is_set():
                 stalls, self._stalls = self._stalls, ()
-                self._ask(stalls)
+                self._ask_why(stalls)
 
     @safely("find out who is waited for")
-    def _ask(self, stalls: Sequence[Pending]) -> None:
+    def _ask_why(self, stalls: Sequence[Pending]) -> None:
+        if not self._told.judge(stalls) and stalls:
+            return  # they went on before there was time
+        where = None
+        try:
+            where = self._ask(stalls)
+        finally:
+            for over, said in self._told.judged(where):
+                self._outlet.ended(over, said)
+
+    def _ask(self, stalls: Sequence[Pending]) -> Where | None:
+        """Say who is waited for; gives the call that this was said of."""
         with self._turn() as mine:
             if not mine or self._said_lately(TELL_AGAIN * self._seconds if stalls else ECHO_SECONDS):
-                return
+                return None
             # On a group with a short time-out of its own it is a stall before that.
             threshold = min([round(self._seconds * SECOND), *(one.limit for one in stalls)])
             for _ in range(TRIES):
                 verdict = self._judge(threshold)
                 if verdict is not None:
                     self._outlet.verdict(verdict)
-                    self._told.update(dict.fromkeys((one.identity for one in stalls), verdict.where))
-                    break
+                    return verdict.where
                 if self._leaving.wait(BETWEEN_TRIES_SECONDS):
-                    break
-            else:
-                if stalls and self._unheard:
-                    warn_once(
-                        "a collective has waited too long, and nobody can be said to be the reason, for nothing is "
-                        f"heard of {in_words(self._unheard)}: is ddtrace-pytorch switched on in all ranks?"
-                    )
+                    return None
+            if stalls and self._unheard:
+                warn_once(
+                    "a collective has waited too long, and nobody can be said to be the reason, for nothing is "
+                    f"heard of {in_words(self._unheard)}: is ddtrace-pytorch switched on in all ranks?"
+                )
+            return None
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[bool]:
@@ -232,14 +249,16 @@ class Standstill:
     def _look(self, threshold: int) -> tuple[Verdict | None, Mapping[int, RankState]]:
         """What is to be said as things stand, and how they do."""
         assert self._mates is not None
-        roll = self._call() if self._call is not None else Roll(self._mates.states())
+        call, expected = self._call, range(self._world_size)
+        self._unheard = ()
+        roll = call() if call is not None else Roll(self._mates.states())
         if roll is None:
             return None, {}
-        expected = range(self._world_size)
-        # It isn't known which ranks are on other hosts until all have said so.
-        self._unheard = [rank for rank in expected if rank not in roll.states] if self._call is None else []
-        if self._unheard:
-            return None, {}
+        if call is None:
+            # It isn't known which ranks are on other hosts until all have said so.
+            self._unheard = [rank for rank in expected if rank not in roll.states]
+            if self._unheard:
+                return None, {}
         verdict = judge(
             roll.states,
             expected,

@@ -131,6 +131,8 @@ def _mismatch(verdict: Verdict, one: Culprit, is_in: str, is_: str, here: str) -
             f"{is_} waited for in {here}, and in turn wait{'s' if is_ == 'is' else ''} elsewhere for those who wait: "
             "calls in another order, or one left out"
         )
+    if one.call is None and one.detail is Detail.SKIPPED:
+        return f"{'has' if is_ == 'is' else 'have'} left {here} out, and {is_} in a later step than who waits for it"
     if one.call is None:
         return f"{is_} alone in {here}: the others ended without it"
     what = _WRONG.get(one.detail, "") if one.detail is not None else ""

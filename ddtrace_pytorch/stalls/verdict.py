@@ -149,7 +149,10 @@ def judge(
     stalled = [
         spot
         for spot, place in places.items()
-        if any(wait.age >= long or wait.error is not None for wait in place.waits.values())
+        if (
+            any(wait.age >= long or wait.error is not None for wait in place.waits.values())
+            or _ended_one(place, _explains(oddities, spot), heard)
+        )
         and not _was_refused(place, heard)
     ]
     verdict = _verdict(case, stalled)
@@ -161,6 +164,11 @@ def judge(
         return verdict
     told = Oddity(one.key, None, {one.rank: one.detail})
     return _verdict(replace(case, oddities={**oddities, one.group: told}), stalled)
+
+
+def _ended_one(place: Place, odd: Oddity | None, heard: Mapping[int, RankState]) -> bool:
+    """Whether a rank died where others made another call: that may have ended it, and nobody has to have waited."""
+    return odd is not None and odd.key == place.spot.key and any(heard[rank].life is Life.DEAD for rank in place.waits)
 
 
 def _was_refused(place: Place, heard: Mapping[int, RankState]) -> bool:

@@ -12,6 +12,9 @@ SECOND = 1_000_000_000
 # Of an operation's own 99th percentile on its group.
 PATIENCE = 8
 
+# Of a call that is under way: what stays as it is meanwhile.
+Identity = tuple[str, str, int]
+
 
 class Pending(NamedTuple):
     """A collective that this rank is in or waits for. `group` is torch's name, `key` the collective's number there (0:
@@ -25,8 +28,8 @@ class Pending(NamedTuple):
     limit: int
 
     @property
-    def identity(self) -> tuple[str, str, int]:
-        """What stays as it is meanwhile: the number may become known better, and the limit goes with other calls."""
+    def identity(self) -> Identity:
+        """Without the number, which may become known better, and the limit, which goes with other calls."""
         return self.group, self.operation, self.since
 
 
@@ -58,7 +61,7 @@ class Watch:
 
     def __init__(self) -> None:
         # By identity: as it was last said, how often, and from what wait on again.
-        self._said: dict[tuple[str, str, int], tuple[Pending, int, int]] = {}
+        self._said: dict[Identity, tuple[Pending, int, int]] = {}
 
     def look(self, pending: Iterable[Pending], now: int) -> tuple[list[Stalled], list[Over]]:
         """What stalls and is to be said at `now`, longest first, and what of the stalls that were said is over."""

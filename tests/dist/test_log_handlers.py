@@ -121,7 +121,7 @@ def test_a_handler_gets_them_where_there_is_no_run_log(jobs: Jobs, tmp_path: Pat
 def test_one_that_fails_is_told_of_and_called_no_more_and_the_others_go_on(jobs: Jobs, tmp_path: Path) -> None:
     kept, said, _ = run(jobs, tmp_path / "log", "mine:failing,mine:leaving, mine:Keeper")
     assert sum(one.get("name") == "mine" for one in kept) == 20
-    for name, why in {"failing": "ValueError: no", "leaving": "RuntimeError: it called sys.exit()"}.items():
+    for name, why in {"failing": "ValueError: no", "leaving": "RuntimeError: it raised SystemExit: 3"}.items():
         assert said.count(f"could not hand a record to mine:{name}; training goes on without it ({why})") == 1
         assert said.count(f"the handler mine:{name} failed 10 times in a row and is called no more") == 1
 

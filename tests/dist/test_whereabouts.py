@@ -36,6 +36,8 @@ SCRIPT = """
             return super().__torch_function__(func, *rest)
 
     gates = Path(os.environ["GATES"])
+    while os.environ["RANK"] == "1" and not (gates / "init").exists():
+        time.sleep(0.02)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     pair = dist.new_group([0, 1], group_desc="dp")
@@ -105,6 +107,9 @@ def _job(jobs: Jobs) -> Iterator[tuple[Path, Path]]:
         DD_PYTORCH_STALL_SECONDS="2",
     )
     job = jobs.start([*torchrun(2), jobs.script(SCRIPT)], env)
+    stderr = states.parent / "job-0" / "stderr"
+    until(lambda: "init_process_group has waited" in stderr.read_text(), 60, "rank 0 says that it waits")
+    (gates / "init").touch()
     yield gates, states
     for scene in SCENES:
         (gates / scene).touch()
@@ -190,6 +195,12 @@ def test_what_it_is_in(
     assert state.doing == ("user" if scene == "backward" else "collective")
     assert any("train.py" in frame for frame in state.frames)
     (gates / scene).touch()
+
+
+def test_where_not_all_come_to_the_first_group_it_is_said_who_has(waiting: tuple[Path, Path]) -> None:
+    _, states = waiting
+    (said,) = re.findall(r"init_process_group has waited .*", (states.parent / "job-0" / "stderr").read_text())
+    assert re.fullmatch(r".* 2 s: here \(.+\) with rank 0, without rank 1, as far as they are traced", said)
 
 
 def test_of_what_took_too_long_it_is_told_how_it_ended(waiting: tuple[Path, Path]) -> None:

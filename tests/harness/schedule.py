@@ -36,11 +36,12 @@ class Group:
 
 @dataclass(frozen=True)
 class Instruction:
-    """One call of one rank, after it has computed for so many seconds."""
+    """One call of one rank, after it has computed for so many seconds, in that step of its training."""
 
     group: Group
     call: Call
     after: float = 0.0
+    step: int | None = None
 
 
 @dataclass(frozen=True)
@@ -88,12 +89,12 @@ def programs(groups: list[Group], templates: list[Template], steps: int, seed: i
     chance = random.Random(seed)
     world = max(rank for group in groups for rank in group.ranks) + 1
     made: dict[int, Program] = {rank: [] for rank in range(world)}
-    for _, template in product(range(steps), templates):
+    for step, template in product(range(steps), templates):
         for group in groups:
             if group.label != template.groups or template.stage not in (None, group.stage):
                 continue
             for rank, call in calls_of(group, template):
-                made[rank].append(Instruction(group, call, after=chance.random() * 0.2))
+                made[rank].append(Instruction(group, call, chance.random() * 0.2, step))
     return made
 
 
@@ -231,6 +232,7 @@ class Run:
             rank,
             as_of=int(at * SECOND),
             doing="collective" if inside else "user",
+            step=self.programs[rank][len(made) - 1].step if made else None,
             moves=not inside,
             groups=groups,
         )

@@ -8,6 +8,7 @@ import logging
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 from harness.depth import rooms, with_room_for
 
 from ddtrace_pytorch import border
-from ddtrace_pytorch.border import safely, warn_once
+from ddtrace_pytorch.border import run_theirs, safely, warn_once
 
 _number = itertools.count()
 
@@ -252,3 +253,44 @@ def test_where_there_is_no_room_for_one_more_call_a_failure_is_still_none_of_the
         fail.__wrapped__()  # type: ignore[attr-defined]
 
     assert {with_room_for(room, fail) for room in rooms()} == {None}
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (SystemExit(3), "it raised SystemExit: 3"),
+        (SystemExit(), "it raised SystemExit"),
+        (GeneratorExit(), "it raised GeneratorExit"),
+        (KeyboardInterrupt(), "it raised KeyboardInterrupt"),
+    ],
+)
+def test_what_of_the_users_is_called_may_not_end_who_calls_it(error: BaseException, words: str) -> None:
+    said: list[BaseException] = []
+
+    def theirs(first: int, *, second: int) -> int:
+        if first == second:
+            raise error
+        return second
+
+    def ours() -> None:
+        try:
+            run_theirs(theirs, 1, second=1)
+        except BaseException as raised:
+            said.append(raised)
+
+    thread = threading.Thread(target=ours)
+    thread.start()
+    thread.join()
+    assert [(type(one), str(one), one.__cause__) for one in said] == [(RuntimeError, words, error)]
+    ours()
+    on_main = (KeyboardInterrupt, "") if isinstance(error, KeyboardInterrupt) else (RuntimeError, words)
+    assert (type(said[1]), str(said[1])) == on_main
+    assert run_theirs(theirs, 1, second=2) == 2
+
+
+def test_what_a_signals_handler_raises_while_it_runs_is_meant_for_who_called_it(usr1: None) -> None:
+    signal.signal(signal.SIGUSR1, lambda number, frame: sys.exit(3))
+    with pytest.raises(SystemExit):
+        run_theirs(lambda: signal.raise_signal(signal.SIGUSR1))
+    with pytest.raises(KeyError):
+        run_theirs({}.__getitem__, "an exception is theirs as it is")

@@ -90,9 +90,11 @@ def test_what_are_no_last_words_is_refused(junk: object) -> None:
 
 def test_what_there_is_no_room_for_goes_in_order_and_is_said() -> None:
     stack = replace(SPAN, tags={"error.stack": "x" * 9_000})
-    words = replace(WORDS, span=stack, legend=Legend({"0": ("0", "all_reduce")}, ("float32",), 7))
+    groups = {"0": WORLD, "1": replace(WORLD, name="1", current=None)}
+    legend = Legend({"0": ("0", "all_reduce")}, ("float32",), 7)
+    words = replace(WORDS, state=replace(STATE, groups=groups), span=stack, legend=legend)
     left_out = []
-    for capacity in range(len(words.encode(CAPACITY)), 1_000, -7):
+    for capacity in range(len(words.encode(CAPACITY)), 1_000, -13):
         text = words.encode(capacity)
         assert len(text) <= capacity
         shorter = decode(text)
@@ -100,8 +102,8 @@ def test_what_there_is_no_room_for_goes_in_order_and_is_said() -> None:
         assert shorter.span == stack or "long tags" in shorter.left_out
         if shorter.left_out not in left_out:
             left_out.append(shorter.left_out)
-    order = ("older calls", "recent", "legend", "frames", "ranks", "groups", "long tags")
-    assert left_out == [order[:many] for many in range(8)]
+    order = ("older calls", "recent", "legend", "frames", "ranks", "idle groups", "groups", "long tags")
+    assert left_out == [order[:many] for many in range(9)]
     with pytest.raises(ValueError, match="identity and span alone take"):
         words.encode(100)
 
@@ -149,6 +151,42 @@ def test_in_a_huge_world_without_order_ranks_go_first_and_calls_stay() -> None:
     words = decode(replace(WORDS, state=replace(STATE, groups={"0": huge})).encode(CAPACITY))
     assert words.left_out == ("ranks",)
     assert words.state.groups["0"].recent == CALLS
+
+
+def test_what_cannot_fit_is_not_tried() -> None:
+    """The least that calls and groups take is no more than they do."""
+    bare = Call("", 0)
+    empty = GroupState("", "", (), "")
+    for many, calls in ((1, 0), (1, 1), (40, 0), (40, 32)):
+        groups = {str(number): replace(empty, recent=(bare,) * calls) for number in range(many)}
+        words = replace(WORDS, state=replace(STATE, groups=groups))
+        assert words._least() <= len(words.encode(10**6)) - len(replace(WORDS, state=RankState(3)).encode(10**6))
+
+
+def test_of_more_groups_than_there_is_room_for_those_stay_that_the_rank_is_in_a_call_of() -> None:
+    every = tuple(range(1024))
+    groups = {
+        f"mesh {number}": replace(WORLD, name=f"mesh {number}", ranks=every, current=None) for number in range(300)
+    }
+    groups["mesh 7"] = replace(groups["mesh 7"], current=CALLS[-1])
+    text = replace(WORDS, state=replace(STATE, groups=groups)).encode(CAPACITY)
+    assert json.loads(text)["members"] == {"mesh 7": [[0, 1023, 1]]}
+    words = decode(text)
+    assert words.left_out[-1] == "idle groups"
+    assert {name: group.ranks for name, group in words.state.groups.items()} == {"mesh 7": every}
+
+
+def test_more_ranks_than_any_job_has_are_neither_written_nor_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(last_words, "MOST_RANKS", 9_000)
+    groups = {str(number): replace(WORLD, name=str(number), ranks=tuple(range(4_500))) for number in range(3)}
+    words = decode(replace(WORDS, state=replace(STATE, groups=groups)).encode(CAPACITY))
+    assert words.left_out[0] == "ranks"
+    said = json.loads(WORDS.encode(CAPACITY))
+    row = [0, 8_999, 1]
+    assert len(decode(json.dumps({**said, "members": {"0": [row]}}).encode()).state.groups["0"].ranks) == 9_000
+    for members in ({"0": [row, row]}, {"0": [[0, 2**60, 1]]}, {"0": [row], "1": [row, [0, -9_000, 1]]}):
+        with pytest.raises(ValueError, match="ranks in all groups"):
+            decode(json.dumps({**said, "members": members}).encode())
 
 
 def test_the_span_of_a_dead_rank_ends_with_its_last_beat_as_an_error() -> None:

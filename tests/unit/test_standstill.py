@@ -10,14 +10,14 @@ import pytest
 from harness.waiting import until
 
 from ddtrace_pytorch.spans import SpanRecord
-from ddtrace_pytorch.stalls import places
+from ddtrace_pytorch.stalls import places, standstill, telling
 from ddtrace_pytorch.stalls.last_words import Identity, LastWords
 from ddtrace_pytorch.stalls.mates import Mates
 from ddtrace_pytorch.stalls.mismatch import Detail
 from ddtrace_pytorch.stalls.roll import Call, GroupState, Raised, RankState
 from ddtrace_pytorch.stalls.standstill import Standstill
 from ddtrace_pytorch.stalls.state_file import CAPACITY, StateFile
-from ddtrace_pytorch.stalls.telling import ended, message
+from ddtrace_pytorch.stalls.told import Told
 from ddtrace_pytorch.stalls.verdict import Kind, Verdict, Where
 from ddtrace_pytorch.stalls.watch import SECOND, Over, Pending, limit
 
@@ -98,13 +98,16 @@ class Looked(Mates):
 class Outlet:
     def __init__(self) -> None:
         self.said: list[Verdict] = []
-        self.ended: list[str] = []
+        self.gone_on: list[str] = []
+        self.ends: list[Over] = []
 
     def stall(self, stalled: object) -> None: ...
 
-    def over(self, over: Over, said: Where | None) -> None:
-        if said is not None:
-            self.ended.append(ended(over.pending, said, "went on", over.took))
+    def over(self, over: Over) -> None:
+        self.ends.append(over)
+
+    def ended(self, over: Over, said: Where) -> None:
+        self.gone_on.append(telling.ended(over.pending, said, "went on", over.took))
 
     def verdict(self, verdict: Verdict) -> None:
         self.said.append(verdict)
@@ -172,13 +175,85 @@ def test_what_is_over_is_called_as_it_was_when_it_was_waited_for(tmp_path: Path,
     mine.beat()
     until(lambda: outlet.said, 30, "a verdict")
     own.clear()
-    until(lambda: mine._told, 30, "it is known what was said")
     mine.beat()
+    until(lambda: outlet.gone_on, 30, "it is said that it went on")
     mine.leave(30)
     (verdict,) = outlet.said
-    assert message(verdict).startswith("all_reduce #7 of group `tp` has waited")
-    (over,) = outlet.ended
+    assert telling.message(verdict).startswith("all_reduce #7 of group `tp` has waited")
+    (over,) = outlet.gone_on
     assert over.startswith("all_reduce #7 of group `tp` is no longer waited for: all_reduce #5 of group `dp` went on")
+
+
+def test_what_goes_on_while_it_is_judged_is_said_to_have_gone_on(tmp_path: Path, job: Job) -> None:
+    every, began = (0, 1, 2, 3), time.time_ns() - 20 * SECOND
+    for rank in every:
+        call = Call("barrier", 7, since=began) if rank != 1 else None
+        job.said(rank_in(rank, group("world", every, 7 if call else 6, call)))
+    outlet = Outlet()
+    own = [Pending(f"world {every}", "world", "barrier", 7, time.monotonic_ns() - 20 * SECOND, 10 * SECOND)]
+    mates = Looked([str(tmp_path)], JOB, RUN, HOST)
+    mine = Standstill(lambda now: own, lambda: None, outlet, time.time_ns, 10.0, 4)
+
+    def goes_on() -> None:
+        own.clear()
+        mine.beat()
+        assert [over.pending.key for over in outlet.ends] == [7]
+        assert outlet.gone_on == [], "nothing was said yet that this would be about"
+
+    mates.then = goes_on
+    mine.begin(mates, f"{tmp_path}")
+    mine.beat()
+    until(lambda: outlet.gone_on, 30, "it is said that it went on")
+    mine.leave(30)
+    assert [(said.kind, said.ranks) for said in outlet.said] == [(Kind.ABSENT, (1,))]
+    assert outlet.gone_on == [
+        telling.ended(outlet.ends[0].pending, outlet.said[0].where, "went on", outlet.ends[0].took)
+    ]
+
+
+def test_of_stalls_that_are_over_nothing_is_kept() -> None:
+    first, second, third = (Pending("world", "world", "barrier", key, since=key, limit=1) for key in (1, 2, 3))
+    ends = {one.key: Over(one, 9) for one in (first, second, third)}
+    dp, tp = Where("g1", "dp", "all_reduce", 4, (0, 1)), Where("g2", "tp", "barrier", 5, (0, 2))
+    told = Told()
+    assert not told.judge([first]), "nobody noticed it"
+    told.noticed([first, second, third])
+    assert told.over(ends[1]) is None
+    assert told.judge([first, second])
+    assert told.judged(dp) == []
+    assert told.over(ends[1]) is None
+    told.noticed([second, third])
+    assert told.judge([second, third])
+    assert told.over(ends[2]) is None
+    assert told.over(ends[3]) is None
+    assert told.judged(None) == [(ends[2], dp)], "there was no verdict now, but one before"
+    told.noticed([third])
+    assert told.judge([third])
+    assert told.judged(dp) == []
+    assert told.judge([third])
+    assert told.over(ends[3]) is None
+    assert told.judged(tp) == [(ends[3], tp)]
+    assert not told._of
+    assert not told._judged
+
+
+def test_what_was_not_heard_once_is_not_said_of_another_look(
+    tmp_path: Path, job: Job, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two looks it becomes known how to ask all hosts; the store doesn't answer."""
+    monkeypatch.setattr(standstill, "BETWEEN_TRIES_SECONDS", 0.01)
+    asked: list[None] = []
+    own = [Pending("world", "world", "barrier", 7, time.monotonic_ns() - 20 * SECOND, 10 * SECOND)]
+    mates = Looked([str(tmp_path)], JOB, RUN, HOST)
+    mine = Standstill(lambda now: own, lambda: None, Outlet(), time.time_ns, 10.0, 6)
+    mates.then = lambda: mine.know(lambda: asked.append(None), {}, None)
+    mine.begin(mates, f"{tmp_path}")
+    mine.beat()
+    until(lambda: len(asked) == 2, 30, "two looks without an answer, after one")
+    own.append(own[0]._replace(since=1))
+    until(lambda: mine.beat() or len(asked) > 2, 30, "it is looked again")
+    mine.leave(30)
+    assert "nothing is heard" not in caplog.text
 
 
 def test_where_a_rank_is_not_traced_it_is_said_that_nothing_is_heard_of_it(

@@ -473,6 +473,52 @@ def test_the_facts_of_the_culprit() -> None:
     assert told["stall.frames.3"] == "\n".join(LOADING)
 
 
+@pytest.mark.parametrize(("bytes_of_2", "told"), [(64, (Kind.MISMATCH, Detail.SIZE, (2,))), (16, None)])
+def test_who_died_where_another_call_was_made_need_not_have_waited(
+    bytes_of_2: int, told: tuple[Kind, Detail, tuple[int, ...]] | None
+) -> None:
+    """gloo ends who gets too much at once, and torchrun the others before one of them has heard of that."""
+    there = {rank: here(WORLD, 5, call(5, age=0.1, shape=None, bytes=16)) for rank in (1, 3)}
+    there[2] = here(WORLD, 5, call(5, age=0.1, shape=None, bytes=bytes_of_2))
+    over = here(WORLD, 5, recent=[call(5, age=0.2, shape=None, bytes=16)])
+    states = [rank_in(0, over), *(rank_in(rank, one) for rank, one in there.items())]
+    verdict = judged(*(replace(one, life=Life.DEAD) if one.rank == 1 else one for one in states))
+    assert (verdict and (verdict.kind, verdict.detail, verdict.ranks)) == told
+
+
+@pytest.mark.parametrize(
+    ("steps", "told"),
+    [
+        ((5, 6, 6, 6), (Detail.SKIPPED, (1,))),
+        ((5, 6, 5, 6), (Detail.SKIPPED, (1,))),
+        ((5, 6, 5, 5), (Detail.ORDER, (0, 1))),
+        ((5, 5, 5, 5), (Detail.ORDER, (0, 1))),
+        ((None, None, None, None), (Detail.ORDER, (0, 1))),
+        ((None, 6, 6, 6), (Detail.ORDER, (0, 1))),
+    ],
+)
+def test_who_is_in_a_later_step_than_who_waits_for_it_has_left_a_call_out(
+    steps: tuple[int | None, ...], told: tuple[Detail, tuple[int, ...]]
+) -> None:
+    """Rank 0 sends to all, and rank 1, which left that out, waits for it in the next step; the others have got it."""
+    world = Group("0", "world", tuple(range(4)))
+    tp, dp = Group("1", "tp", (0, 1)), {0: Group("2", "dp", (0, 2)), 1: Group("3", "dp", (1, 3))}
+    sends, next_one = call(8, "broadcast", peer=0), call(9)
+    states = (
+        rank_in(0, here(world, 8, sends), here(tp, 8), here(dp[0], 8), step=steps[0]),
+        rank_in(1, here(world, 7), here(tp, 9, next_one), here(dp[1], 8), step=steps[1]),
+        rank_in(2, here(world, 8), here(dp[0], 9, next_one), step=steps[2]),
+        rank_in(3, here(world, 8), here(dp[1], 9, next_one), step=steps[3]),
+    )
+    verdict = verdict_of(*states)
+    assert (verdict.kind, verdict.detail, verdict.ranks) == (Kind.MISMATCH, *told)
+    if verdict.detail is Detail.SKIPPED:
+        assert message(verdict) == (
+            "broadcast #8 of group `world` has waited 12 s: rank 1 (host-a) has left it out, and is in a later step "
+            "than who waits for it; it is in step 6, in a collective, last beat 0.0 s ago; ranks 0, 2-3 wait"
+        )
+
+
 def test_a_thousand_in_a_circle() -> None:
     """The dearest of all: everybody sends to the next one."""
     world = tuple(range(1024))

@@ -230,8 +230,7 @@ def test_a_rank_that_makes_one_more(case: Case, seed: int) -> None:
 @given(cases(numbered=True, majorities=True), st.integers(0, 1000))
 def test_a_rank_in_another_order(case: Case, seed: int) -> None:
     assume(case.at + 1 < len(case.program))
-    one, other = case.program[case.at : case.at + 2]
-    run = Run(case.with_program([*case.program[: case.at], other, one, *case.program[case.at + 2 :]]))
+    run = Run(case.with_program(swapped(case)))
     verdict = verdict_of(run, seed=seed)
     event(f"order told as {verdict and (verdict.kind.value, verdict.detail and verdict.detail.value)}")
     if not run.waiting():
@@ -249,7 +248,10 @@ def with_one_more(case: Case) -> Program:
 
 
 def swapped(case: Case) -> Program:
-    return [*case.program[: case.at], *reversed(case.program[case.at : case.at + 2]), *case.program[case.at + 2 :]]
+    """The steps begin where they did."""
+    both = case.program[case.at : case.at + 2]
+    other = [replace(one, step=here.step) for one, here in zip(reversed(both), both, strict=True)]
+    return [*case.program[: case.at], *other, *case.program[case.at + 2 :]]
 
 
 @patient

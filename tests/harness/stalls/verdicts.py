@@ -55,9 +55,11 @@ def live(log: Path) -> list[Given]:
 
 
 def offline(log: Path) -> Given | None:
-    """What ``diagnose`` says when all is over: who was the reason, or else who failed first."""
+    """What ``diagnose`` says on the job's host when all is over: who was the reason, or else who failed first."""
     command = [sys.executable, "-m", "ddtrace_pytorch.cli.main", "diagnose", str(log), "--json"]
-    result = subprocess.run(command, env=environment(None), capture_output=True, text=True, timeout=60, check=False)
+    # Beside the logs, as for any job that is started there.
+    env = environment(None, DD_PYTORCH_STATE_DIR=str(log.parent / "state"))
+    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
     if result.returncode:
         return None
     return afterwards(json.loads(result.stdout)["attempts"][-1])
