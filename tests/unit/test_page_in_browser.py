@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from harness import chromium
-from harness.chromium import Browser
+from harness.chromium import Browser, needs_chromium
 from harness.training import SECOND, T0, Training, stalled, verdict
 
 from ddtrace_pytorch.cli.main import cli
 
-pytestmark = [
-    pytest.mark.once,
-    pytest.mark.skipif(
-        chromium.executable() is None and os.environ.get("CI") != "true", reason="no chromium: apt-get install chromium"
-    ),
-]
+pytestmark = [pytest.mark.once, needs_chromium]
 
 HOSTILE = "</script><script>alert(1)</script><img src=//example.com/x onerror=alert(2)>\"'\u202e"
 LONG = "a_name_without_a_place_to_break_" * 8
