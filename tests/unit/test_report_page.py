@@ -132,7 +132,10 @@ def test_of_many_hosts_and_gpus_some_are_shown_and_the_rest_is_counted(tmp_path:
     shown = run(root).stdout.splitlines()
     assert len(shown) < 60
     assert max(map(len, shown)) <= 200
-    assert "Hosts        node0, node1, node2, node3, node4, node5, node6, node7, … 17 more (--json lists all)" in shown
+    assert (
+        "Hosts        node0, node1, node10, node11, node12, node13, node14, node15, … 17 more (--json lists all)"
+        in shown
+    )
     assert "GPUs         200 H100 (--json lists them)" in shown
     assert len(attempt(root)["gpus"]) == 200
     assert len(attempt(root)["hosts"]) == 25
