@@ -3,9 +3,9 @@
     python benchmarks/reading.py [--ranks 1024] [--steps 1000]
 
 Writes the log (benchmarks/big_log.py), and has `ddtrace-pytorch timeline`, `report` and `report --html` read it: the
-time and the memory of each command and all its processes. And logs of an eighth of the ranks, one of them with half as many steps: how much
-longer the processors work on the whole than on the half. The memory is of all processes at a time, looked at every
-tenth of a second; pages that they share count once for each, so that it is rather less.
+time and the memory of each command and all its processes. And logs of an eighth of the ranks, one of them with half as
+many steps: how much longer the processors work on the whole than on the half. The memory is of all processes at a time,
+looked at every tenth of a second; pages that they share count once for each, so that it is rather less.
 """
 
 from __future__ import annotations
