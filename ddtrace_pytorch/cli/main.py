@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import os
 import sys
 from typing import IO, Any
 
@@ -66,6 +67,9 @@ def main() -> None:
         sys.stdout = StandardOutput.instead_of(sys.stdout)
     if isinstance(sys.stderr, io.TextIOWrapper):
         sys.stderr.reconfigure(errors="backslashreplace")
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed, as by `>&-`
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     cli(prog_name="ddtrace-pytorch")
 
 

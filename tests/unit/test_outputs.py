@@ -65,6 +65,12 @@ def test_who_reads_a_few_lines_gets_no_message(log: Path, tmp_path: Path, words:
     assert process.returncode in (0, 1, 3)
 
 
+def test_without_standard_output_and_error_a_file_is_written_all_the_same(log: Path, tmp_path: Path) -> None:
+    closed = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *command("timeline -o", log), str(tmp_path / "out.json")]
+    assert subprocess.run(closed, timeout=60, env=environment(tmp_path), check=False).returncode == 0
+    assert (tmp_path / "out.json").read_bytes().endswith(b"}\n")
+
+
 @pytest.fixture
 def full_disk(tmp_path: Path) -> Iterator[Path]:
     with small_disk(tmp_path / "disk", "4k") as disk:
