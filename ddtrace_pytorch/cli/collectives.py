@@ -133,6 +133,8 @@ class Gathering:
     def sift(self, rank: int) -> Sift:
         """What counts the calls of `rank` that need no parsing, and leaves the rest."""
 
+        waiting: dict[bytes, Waiting] = {}
+
         def sift(lines: list[bytes]) -> Iterator[bytes]:
             for line in lines:
                 found = _CALL.fullmatch(line) if line.startswith(_A_CALL) else None
@@ -141,9 +143,10 @@ class Gathering:
                     continue
                 operation, group, key, took, source, step = found.groups()
                 if source == _COMPLETION:
-                    self._group(group.decode()).waiting.count(
-                        rank, operation.decode(), int(key), int(took), None if step is None else int(step)
-                    )
+                    one = waiting.get(group)
+                    if one is None:
+                        one = waiting[group] = self._group(group.decode()).waiting
+                    one.count(rank, operation.decode(), int(key), int(took), None if step is None else int(step))
 
         return sift
 

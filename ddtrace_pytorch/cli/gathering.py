@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from functools import partial
+from typing import TypeVar
 
 from ddtrace_pytorch.cli import collectives, records, stalls, steps
-from ddtrace_pytorch.cli.page import gathering as pictures
-from ddtrace_pytorch.cli.page.gathering import RankView, View
+from ddtrace_pytorch.cli.page.gathering import RankView, Take, View
 from ddtrace_pytorch.cli.progress import Progress
 from ddtrace_pytorch.cli.stalls import Stalls
 from ddtrace_pytorch.runlog.reader import RankLog, read, size_of
 from ddtrace_pytorch.timeline.crew import each, workers_for
 
 T = TypeVar("T")
-
-TYPES = {"step", *collectives.TYPES, *records.TYPES, *stalls.TYPES}
 
 
 @dataclass
@@ -27,18 +26,20 @@ class _OfLog:
     stalls: Stalls = field(default_factory=Stalls)
     view: RankView | None = None
 
-    def add(self, rank: int, record: Mapping[str, Any]) -> None:
-        kind = record["type"]
-        if kind == "step":
-            self.steps.add(record)
-        if kind in collectives.TYPES:
-            self.collectives.add(rank, record)
-        if kind in records.TYPES:
-            self.records.add(rank, record)
-        if kind in stalls.TYPES:
-            self.stalls.add(rank, record)
-        if self.view is not None:
-            self.view.add(record)
+    def takers(self, rank: int) -> Mapping[str, Sequence[Take]]:
+        """By type of record, who takes it."""
+        all_of_them: list[tuple[Collection[str], Take]] = [
+            (("step",), self.steps.add),
+            (collectives.TYPES, partial(self.collectives.add, rank)),
+            (records.TYPES, partial(self.records.add, rank)),
+            (stalls.TYPES, partial(self.stalls.add, rank)),
+            *(() if self.view is None else self.view.takers()),
+        ]
+        found: defaultdict[str, list[Take]] = defaultdict(list)
+        for types, take in all_of_them:
+            for kind in types:
+                found[kind].append(take)
+        return found
 
 
 @dataclass
@@ -54,7 +55,6 @@ class Gathered:
 def gather(logs: Sequence[RankLog], calls: int, progress: Progress, view: View | None = None) -> Gathered:
     """Of single calls the `calls` slowest are listed. What there is for pictures and the diagnosis is put into `view`,
     if that is wanted."""
-    types = TYPES if view is None else TYPES | pictures.TYPES
     of_ranks = []
     talked, recorded, stalled = collectives.Gathering(calls), records.Gathering(), Stalls()
 
@@ -63,8 +63,10 @@ def gather(logs: Sequence[RankLog], calls: int, progress: Progress, view: View |
             steps.OfRank(log.rank), collectives.Gathering(calls), view=None if view is None else RankView.of(log)
         )
         # What can't be read in there has been noted when it was read for the first time.
-        for record in read(replace(log, notes=[]), types, one.collectives.sift(log.rank)):
-            one.add(log.rank, record)
+        takers = one.takers(log.rank)
+        for record in read(replace(log, notes=[]), takers, one.collectives.sift(log.rank)):
+            for take in takers[record["type"]]:
+                take(record)
         if one.steps.began_with is not None:
             one.collectives.began_with(one.steps.began_with)
         return one

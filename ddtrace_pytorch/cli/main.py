@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 import io
+import os
 import sys
+from typing import IO, Any
 
 import click
 
 from ddtrace_pytorch import __version__
+from ddtrace_pytorch.cli.output import StandardOutput
 
 COMMANDS = {
     "diagnose": "ddtrace_pytorch.cli.diagnose:diagnose_command",
@@ -19,8 +22,26 @@ COMMANDS = {
 }
 
 
+class Interrupted(click.ClickException):
+    """By Ctrl-C, in the number that a shell has for it."""
+
+    exit_code = 130
+
+    def __init__(self) -> None:
+        super().__init__("Interrupted.")
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(self.message, err=True)
+
+
 class LazyGroup(click.Group):
     """Imports a subcommand's module when it is used, so that one doesn't pay for another's imports."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise Interrupted from None
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(COMMANDS)
@@ -42,9 +63,13 @@ def cli() -> None:
 
 def main() -> None:
     """The console script."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a job id must not break an ASCII terminal
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout = StandardOutput.instead_of(sys.stdout)
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr.reconfigure(errors="backslashreplace")
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed, as by `>&-`
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     cli(prog_name="ddtrace-pytorch")
 
 

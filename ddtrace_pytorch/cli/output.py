@@ -1,8 +1,10 @@
-"""Files that commands write: complete, or not there."""
+"""What commands write: files that are complete, or not there, and standard output."""
 
 from __future__ import annotations
 
+import errno
 import gzip
+import io
 import json
 import os
 import sys
@@ -27,11 +29,56 @@ def in_json(found: Any) -> str:
         return json.dumps(json.loads(json.dumps(found), parse_constant=str), indent=2)
 
 
+# What to do about it, by what is wrong.
+_FULL, _NO_FOLDER = "make room there", "make the directory it is to be in, or name another"
+_ADVICE = {
+    errno.ENOSPC: f"{_FULL}, or name a file on another disk",
+    errno.EDQUOT: f"{_FULL}, or name a file on another disk",
+    errno.ENOENT: _NO_FOLDER,
+    errno.ENOTDIR: _NO_FOLDER,
+    errno.EISDIR: "name a file in it",
+}
+
+
 class NotWritable(Refused):
     exit_code = 1
 
     def __init__(self, path: str, error: OSError) -> None:
-        super().__init__(f"can't write {path}: {error.strerror or error}")
+        why, advice = error.strerror or error, _ADVICE.get(error.errno or 0, "name another file")
+        if path == STDOUT:
+            advice = f"; {_FULL}" if advice.startswith(_FULL) else ""
+            super().__init__(f"can't write to standard output: {why}{advice}")
+        else:
+            super().__init__(f"can't write {path or repr(path)}: {why}; {advice}")
+
+
+class StandardOutput(io.TextIOWrapper):
+    """Says it in a sentence where it can't be written to. Who reads it may have had enough, as `head` has: click and
+    rich end the command then without a word."""
+
+    @classmethod
+    def instead_of(cls, stream: io.TextIOWrapper) -> StandardOutput:
+        # A job id must not break an ASCII terminal.
+        return cls(stream.buffer, stream.encoding, "backslashreplace", line_buffering=stream.line_buffering)
+
+    def write(self, text: str, /) -> int:
+        with self._told():
+            return super().write(text)
+
+    def flush(self) -> None:
+        with self._told():
+            super().flush()
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            # What is still held goes nowhere, instead of being tried again at the end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            raise NotWritable(STDOUT, error) from None
 
 
 @contextmanager

@@ -118,7 +118,7 @@ def recover_command(directory: str | None, job: str | None, forget: bool) -> Non
     untold = sum(one.fate is Fate.UNTOLD for one in found)
     if untold:
         raise Untold(
-            f"{untold} not told: no Agent answers, and there is no run log of it to add to; "
+            f"{untold} not told: no Agent answers, and there is no run log of it that could be added to; "
             "start the Agent, or set DD_TRACE_AGENT_URL, or give the directory of the run log; "
             "to be rid of what nobody is to take any more: --forget"
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
 import click
@@ -24,7 +24,7 @@ from ddtrace_pytorch.cli.progress import progress_bar
 from ddtrace_pytorch.cli.record_tables import render_records
 from ddtrace_pytorch.cli.stall_tables import render_stalls
 from ddtrace_pytorch.cli.step_tables import render_steps
-from ddtrace_pytorch.cli.summary import Attempt, Job, Rank, Report, compact, summarise
+from ddtrace_pytorch.cli.summary import Attempt, Job, Rank, Report, compact, gpus_by_name, summarise
 from ddtrace_pytorch.cli.tables import duration, known, line, notes, row, size, span, table
 from ddtrace_pytorch.cli.terminal import standard_output
 from ddtrace_pytorch.collectives.dump_files import is_dump
@@ -33,6 +33,7 @@ from ddtrace_pytorch.identity.introduction import GENERATED
 JOB_ROWS = 10
 RANK_ROWS = 32
 RANGES_SHOWN = 8
+NAMES_SHOWN = 8
 MESSAGE_SHOWN = 500
 
 
@@ -89,14 +90,15 @@ def _render_attempt(attempt: Attempt, console: Console) -> None:
         "Ranks": f"{_some_ranks(attempt.ranks_found)} of {known(attempt.world_size)}"
         + (f"; not chosen to write a log: {_some_ranks(attempt.ranks_not_logged)}" if attempt.ranks_not_logged else "")
         + (f"; missing: {_some_ranks(attempt.ranks_missing)}" if attempt.ranks_missing else ""),
-        "Hosts": ", ".join(attempt.hosts),
+        "Hosts": _some(attempt.hosts),
+        "GPUs": f"{gpus_by_name(attempt)} (--json lists them)" if len(attempt.gpus) > RANK_ROWS else "",
         "Versions": ", ".join(f"{name} {version}" for name, version in attempt.versions.items()),
         "Dropped": ", ".join(f"{many:,} ({reason})" for reason, many in attempt.dropped.items()) or "nothing",
     }
     for name, value in facts.items():
         if value:
             line(console, f"{name:<12} {value}")
-    if attempt.gpus:
+    if 0 < len(attempt.gpus) <= RANK_ROWS:
         line(console, "")
         drawn = table("Ranks", "Host", "GPU", "Name", yielding=("Ranks", "Host", "Name"))
         for gpu in attempt.gpus:
@@ -171,6 +173,11 @@ def _some_ranks(ranks: str) -> str:
     """`ranks` without its tail if it is long: every eighth of thousands fills a screen."""
     ranges = ranks.split(", ")
     return ranks if len(ranges) <= RANGES_SHOWN else ", ".join(ranges[:RANGES_SHOWN]) + ", … (--json lists all)"
+
+
+def _some(names: Sequence[str]) -> str:
+    rest = len(names) - NAMES_SHOWN
+    return ", ".join(names[:NAMES_SHOWN]) + (f", … {rest:,} more (--json lists all)" if rest > 0 else "")
 
 
 def _end(rank: Rank) -> str:

@@ -303,8 +303,11 @@ def _speed(times: Times) -> dict[str, float]:
     }
 
 
+_METRICS = tuple((name, f"{name}_ns") for name in ("data", "collective", "optimizer"))
+
+
 def _add(parts: dict[str, int], metrics: Mapping[str, Any]) -> None:
-    for name in parts:
-        part = number(metrics, f"{name}_ns")
+    for name, key in _METRICS:
+        part = number(metrics, key)
         if part is not None and part >= 0:
             parts[name] += int(part)

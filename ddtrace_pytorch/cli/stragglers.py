@@ -117,15 +117,16 @@ class Waiting:
             self.__dict__ = other.__dict__
             return
         self._records += other._records
-        if self._slots == other._slots:
-            places = list(range(len(self._slots)))
-        else:
-            places = [other._slots.get(key, -1) for key in self._slots]
+        # As in most jobs.
+        alike = self._slots == other._slots and self._operations == other._operations
+        places = [] if alike else [other._slots.get(key, -1) for key in self._slots]
+        if alike:
+            self._spoilt |= other._spoilt
         for slot, place in enumerate(places):
             if place >= 0 and (place in other._spoilt or other._operations[place] != self._operations[slot]):
                 self._spoilt.add(slot)
         for rank, took in other._took.items():
-            theirs = array("f", (took[place] if place >= 0 else math.nan for place in places))
+            theirs = took if alike else array("f", (took[place] if place >= 0 else math.nan for place in places))
             mine = self._took.setdefault(rank, theirs)
             if mine is not theirs:
                 # Two that were the same rank.

@@ -364,6 +364,12 @@ def compact(numbers: Iterable[int]) -> str:
     return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
 
 
+def gpus_by_name(attempt: Attempt) -> str:
+    """How many of each kind it had."""
+    names = Counter(gpu.name or "of unknown kind" for gpu in attempt.gpus)
+    return ", ".join(f"{many:,} {name}" for name, many in names.items())
+
+
 def _least(values: Iterable[int | None]) -> int | None:
     return min((value for value in values if value is not None), default=None)
 

@@ -37,6 +37,10 @@ def append(log: RankLog, records: Iterable[Mapping[str, Any]]) -> str:
     lines = [encode({**log.identity, "segment": name.segment}), *map(encode, records)]
     path = os.path.join(os.path.dirname(last), str(name))
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with open(fd, "wb") as file:
-        file.write(b"".join(lines))
+    try:
+        with open(fd, "wb") as file:
+            file.write(b"".join(lines))
+    except BaseException:
+        os.unlink(path)
+        raise
     return path

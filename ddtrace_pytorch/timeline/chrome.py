@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,13 +45,13 @@ class ChromeSink:
         self._size = 0
         self._between = ""
 
-    def process(self, process: int, name: str, place: int) -> None:
+    def process(self, process: int, name: str) -> None:
         self._told(process, process, "process_name", f'"name":{_name(name)}')
-        self._told(process, process, "process_sort_index", f'"sort_index":{place}')
+        self._told(process, process, "process_sort_index", f'"sort_index":{process}')
 
-    def line(self, line: Line, name: str, place: int) -> None:
+    def line(self, line: Line, name: str) -> None:
         self._told(line.process, line.id, "thread_name", f'"name":{_name(name)}')
-        self._told(line.process, line.id, "thread_sort_index", f'"sort_index":{place}')
+        self._told(line.process, line.id, "thread_sort_index", f'"sort_index":{line.id}')
 
     def slice(self, line: Line, name: str, start: int, end: int, facts: Mapping[str, Any], point: Point | None) -> None:
         begin = self._since(start)
@@ -70,7 +71,7 @@ class ChromeSink:
 
     def count(self, process: int, name: str, ts: int, values: Mapping[str, float]) -> None:
         at = f'"ts":{_us(self._since(ts))},"pid":{process},"tid":{process}'
-        self._event(f'{{"ph":"C",{at},"name":{_name(name)},"args":{json_text(values)}}}')
+        self._event(f'{{"ph":"C",{at},"name":{_name(name)},"args":{_text(values)}}}')
 
     def close(self) -> None:
         self._flush()
@@ -89,7 +90,7 @@ class ChromeSink:
             self._flush()
 
     def _flush(self) -> None:
-        self._file.write("".join(self._held).encode("ascii"))
+        self._file.write("".join(self._held).encode())
         self._held.clear()
         self._size = 0
 
@@ -102,11 +103,17 @@ def _us(ns: int) -> str:
 
 
 def _name(name: str) -> str:
-    return json_text(name if len(name) <= MAX_NAME else name[: MAX_NAME - 1] + "…")
+    return _text(name if len(name) <= MAX_NAME else name[: MAX_NAME - 1] + "…")
 
 
 def _facts(facts: Mapping[str, Any]) -> str:
-    text = json_text(facts)
+    text = _text(facts)
     if len(text) <= MAX_FACTS:
         return text
-    return json_text({"cut off": text[: MAX_FACTS // 2], "characters": len(text)})
+    return _text({"cut off": text[: MAX_FACTS // 2], "characters": len(text)})
+
+
+def _text(value: Any) -> str:
+    """`value` as JSON, with what is not ASCII as it is: the escapes of it are shown as such by Perfetto's viewer."""
+    text = json_text(value)
+    return json.dumps(json.loads(text), ensure_ascii=False, separators=(",", ":")) if "\\u" in text else text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -31,8 +32,13 @@ def each(task: Callable[[int], T], many: int, workers: int) -> Iterator[T]:
         return
     global _task
     _task = task
-    with ProcessPoolExecutor(min(workers, many), mp_context=get_context("fork")) as pool:
+    with ProcessPoolExecutor(min(workers, many), mp_context=get_context("fork"), initializer=_end_at_once) as pool:
         yield from pool.map(_do, range(many), chunksize=max(many // workers // 16, 1))
+
+
+def _end_at_once() -> None:
+    """By Ctrl-C, of which the first process tells."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _do(at: int) -> Any:

@@ -36,8 +36,11 @@ LATER = 50_000
 
 THREAD_ITSELF = -1
 
-# A process has fewer lines than two to the power of this.
-LINE_BITS = 20
+# A viewer shows lines in the order of their numbers, which it wants in so many bits. Behind the process' number is that
+# of the track's place, and then what tells apart the lines there.
+NUMBER_BITS = 31
+PLACE_BITS = 4
+LINE_BITS = 16
 
 # So many ends of collectives are taken of one rank to put its clock right.
 ENDS_OF_A_RANK = 200
@@ -99,9 +102,10 @@ class Told(_Part):
 
 @dataclass(frozen=True)
 class _Rank:
-    """One process: its place in the picture, and what to add to its times."""
+    """One process: its number, of so many, and what to add to its times."""
 
     number: int
+    of: int
     title: str
     surveyed: Surveyed
     offset: int
@@ -146,8 +150,10 @@ def draw(
     offsets = {one.host: one.offset for one in clocks}
     windows = _windows(surveyed, asked.steps, offsets)
     thinning = Thinning(asked.every) if asked.every is not None else _thinning(surveyed, asked)
+    # Some viewers sort by name.
+    digits = max(len(str(log.rank)) for _, log in logs)
     ranks = [
-        _Rank(at, one.title(attempt), one, offsets.get(one.log.host, 0), window, thinning)
+        _Rank(at, len(logs), one.title(attempt, digits), one, offsets.get(one.log.host, 0), window, thinning)
         for at, ((attempt, _), one, window) in enumerate(zip(logs, surveyed, windows, strict=True), 1)
     ]
 
@@ -262,17 +268,22 @@ def _in_64_bits(ns: int) -> int:
 class _Lines:
     """The lines of one process, each made when something is to be drawn on it. No number is of two processes."""
 
-    def __init__(self, sink: Sink, process: int) -> None:
+    def __init__(self, sink: Sink, process: int, of: int) -> None:
         self.sink = sink
         self._process = process
+        self._bits = min(NUMBER_BITS - of.bit_length() - PLACE_BITS, LINE_BITS)
         self._lines: dict[tuple[str, bool, int], Line] = {}
+        self._many: Counter[int] = Counter()
 
     def get(self, track: str, thread: bool, lane: int) -> Line:
         key = track, thread, lane
         line = self._lines.get(key)
         if line is None:
-            line = self._lines[key] = Line(self._process, (self._process << LINE_BITS) + len(self._lines) + 1)
-            self.sink.line(line, track if not lane else f"{track} ({lane + 1})", _place(track, thread) * 100_000 + lane)
+            place = _place(track, thread)
+            number = (((self._process << PLACE_BITS) + place) << self._bits) + self._many[place]
+            self._many[place] += 1
+            line = self._lines[key] = Line(self._process, number)
+            self.sink.line(line, track if not lane else f"{track} ({lane + 1})")
         return line
 
 
@@ -284,9 +295,12 @@ def _place(track: str, thread: bool) -> int:
 
 def _draw_rank(rank: _Rank, arrows: OfRank, sink: Sink) -> _Part:
     told = _Part(notes=rank.log.notes)
-    sink.process(rank.number, rank.title, rank.number)
-    lines = _Lines(sink, rank.number)
+    sink.process(rank.number, rank.title)
+    lines = _Lines(sink, rank.number, rank.of)
     threads = _packed(rank) if b"user_span" in rank.surveyed.tallies else {}
+    for thread, lanes in threads.items():
+        for lane in range(max(lanes) + 1):
+            lines.get(thread, True, lane)
     # A job that still runs writes while this reads.
     later = InTurn(LATER)
     in_turn: dict[str, InTurn] = {}

@@ -69,23 +69,22 @@ class PerfettoSink:
         self._names: dict[str, int] = {}
         self._keys: dict[str, int] = {}
 
-    def process(self, process: int, name: str, place: int) -> None:
+    def process(self, process: int, name: str) -> None:
         self._writer = process
         packet = self._words.TracePacket()
         track = packet.track_descriptor
         track.uuid = self._uuid(process)
         track.process.pid = process
         track.process.process_name = _short(name)
-        track.sibling_order_rank = place
-        track.child_ordering = self._words.TrackDescriptor.EXPLICIT
         self._put(packet)
 
-    def line(self, line: Line, name: str, place: int) -> None:
+    def line(self, line: Line, name: str) -> None:
         packet = self._words.TracePacket()
         track = packet.track_descriptor
         track.uuid, track.parent_uuid = line.id, self._uuid(line.process)
-        track.name = _short(name)
-        track.sibling_order_rank = place
+        # Threads are shown in the order of their numbers, other tracks of a process in that of their names.
+        track.thread.pid, track.thread.tid = line.process, line.id
+        track.thread.thread_name = _short(name)
         self._put(packet)
 
     def slice(self, line: Line, name: str, start: int, end: int, facts: Mapping[str, Any], point: Point | None) -> None:

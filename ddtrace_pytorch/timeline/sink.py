@@ -13,7 +13,8 @@ from ddtrace_pytorch.timeline.arrows import Point
 
 
 class Line(NamedTuple):
-    """One line of a process on which things are drawn; `id` is of no other process, either."""
+    """One line of a process on which things are drawn; `id` is of no other process, either. Lines are shown in its
+    order, as processes are in that of their numbers."""
 
     process: int
     id: int
@@ -22,9 +23,9 @@ class Line(NamedTuple):
 class Sink(Protocol):
     """Takes one process: first itself, then its lines, each before what is on it."""
 
-    def process(self, process: int, name: str, place: int) -> None: ...
+    def process(self, process: int, name: str) -> None: ...
 
-    def line(self, line: Line, name: str, place: int) -> None: ...
+    def line(self, line: Line, name: str) -> None: ...
 
     def slice(
         self, line: Line, name: str, start: int, end: int, facts: Mapping[str, Any], point: Point | None

@@ -56,8 +56,8 @@ class Surveyed:
     def began(self) -> int:
         return integer(self.log.identity, "ts") or 0
 
-    def title(self, attempt: int | None) -> str:
-        """Who this is: rank, host, GPU and place in the meshes."""
+    def title(self, attempt: int | None, digits: int) -> str:
+        """Who this is: rank, of at least so many `digits`, host, GPU and place in the meshes."""
         who = "rank" if self.source == TRAINER else self.source
         gpu, tags = gpu_of(self.identity), mapping(self.identity, "tags")
         places = [
@@ -68,7 +68,7 @@ class Surveyed:
         return " · ".join(
             part
             for part in (
-                "" if attempt is None else f"attempt {attempt}", f"{who} {self.log.rank}", self.log.host, gpu,
+                "" if attempt is None else f"attempt {attempt}", f"{who} {self.log.rank:0{digits}}", self.log.host, gpu,
                 " ".join(places),
             )
             if part

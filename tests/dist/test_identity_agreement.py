@@ -15,10 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from harness.agent import Agent, free_port
 from harness.job import DDTRACE_RUN, PYTHON, Jobs, environment, torchrun
 from harness.log import of_type, rank_spans
+from harness.trace_events import arrows, checked
 from harness.waiting import until
+
+from ddtrace_pytorch.cli.main import cli
 
 pytestmark = pytest.mark.dist
 
@@ -154,6 +158,18 @@ def test_the_none_of_a_static_rendezvous_is_no_id_and_two_starts_are_two_incarna
     assert len(set(tag(again, "pytorch.incarnation"))) == 2
     assert len({span["_file"] for span in again}) == 4
     assert {path: path.read_bytes() for path in first_bytes} == first_bytes
+    assert drawn(tmp_path / "slurm", "last") == [{1, 2}]
+    assert drawn(tmp_path / "slurm", "1") == [{1, 2}]
+    assert drawn(tmp_path / "slurm", "all") == [{1, 2}, {3, 4}]
+
+
+def drawn(log: Path, attempt: str) -> list[set[int]]:
+    """Which processes a timeline of it draws arrows between."""
+    out = log.with_name(f"{attempt}.json")
+    result = CliRunner().invoke(cli, ["timeline", str(log), "-o", str(out), "--attempt", attempt])
+    assert result.exit_code == 0, result.output
+    found = arrows(checked(out.read_bytes())).values()
+    return [set(one) for one in sorted({tuple(sorted(pid for pid, _ in points)) for points in found})]
 
 
 # A store in a process of its own, which is stopped before rank 1, that waits for rank 0's word, comes to its end.

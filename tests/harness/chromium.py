@@ -17,13 +17,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 PATIENCE = 60.0
 
 FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking",
     "--disable-component-update", "--disable-default-apps", "--disable-extensions", "--disable-sync", "--no-first-run",
     "--no-default-browser-check", "--metrics-recording-only", "--mute-audio", "--remote-debugging-pipe",
-    "--hide-scrollbars", "--host-resolver-rules=MAP * ~NOTFOUND", "--force-color-profile=srgb",
+    "--hide-scrollbars", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--force-color-profile=srgb",
 )  # fmt: skip
 
 
@@ -32,6 +34,10 @@ def executable() -> str | None:
         (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
     )
 
+
+needs_chromium = pytest.mark.skipif(
+    executable() is None and os.environ.get("CI") != "true", reason="no chromium: apt-get install chromium"
+)
 
 # In a process of its own: the descriptors that it hears and speaks on may be anybody's here.
 CONNECT = """
@@ -72,10 +78,14 @@ class Browser:
         self.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme",
                                                          "value": "dark" if dark else "light"}])  # fmt: skip
         self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
-        self.ask("Page.navigate", url=page.as_uri())
-        self._until("Page.loadEventFired")
+        self.visit(page.as_uri())
         self.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))")
         return self.look
+
+    def visit(self, address: str) -> None:
+        """Load a page; back when it is complete."""
+        self.ask("Page.navigate", url=address)
+        self._until("Page.loadEventFired")
 
     def run(self, script: str) -> Any:
         """What an expression is, as JSON has it; a promise is waited for."""

@@ -6,7 +6,9 @@ import gzip
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 from harness.dead import leave_last_words
 from harness.story import BROKEN, Record, at, beats, ended
+from harness.trace_events import checked
 
 from ddtrace_pytorch.cli.main import cli
 from ddtrace_pytorch.cli.output import in_json
@@ -253,3 +256,41 @@ def test_whatever_type_and_size_the_parts_of_records_are_of_the_rest_is_told(tmp
 def test_json_for_programs_has_no_number_that_is_not_finite() -> None:
     found = json.loads(in_json({"odd": [math.inf, -math.inf, math.nan, 1.5]}), parse_constant=pytest.fail)
     assert found == {"odd": ["Infinity", "-Infinity", "NaN", 1.5]}
+
+
+@pytest.mark.parametrize("command", ["report", "report --html -", "timeline -o - --every 1"])
+def test_a_log_may_grow_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    """Each time a log has been gone through, all of them have more in them, at last half a record."""
+    folder = tmp_path / "4242" / "aaa"
+    folder.mkdir(parents=True)
+    for rank in range(3):
+        (folder / f"rank-{rank:05}.jsonl").write_bytes(lines(rank, [*beats(20, 41), call(1, 5.0)], host=f"host{rank}"))
+    times = 0
+
+    def grow(what: str, done: int, of: int) -> None:
+        nonlocal times
+        times += 1
+        for rank in range(3):
+            more = [call(times + 1, 6.0 + times), *beats(20 + times, 41, since=20)]
+            span = {"type": "user_span", "ts": at(30 - times), "name": "late", "start": at(9), "duration": 10**9}
+            step = {"type": "step", "ts": at(30), "step": times, "start": at(9), "duration": 10**9, "metrics": {}}
+            data = b"".join(map(encode, [*more, span, step, call(times + 1, 60.0)]))
+            with (folder / f"rank-{rank:05}.jsonl").open("ab") as file:
+                file.write(b'":1}\n' * (times > 1) + data + b'{"type":"event","ts":17,"name":"x","y')
+        (folder / f"rank-{2 + times:05}.jsonl").write_bytes(lines(2 + times, WELL))
+
+    @contextmanager
+    def bar() -> Iterator[Callable[[str, int, int], None]]:
+        yield grow
+
+    for module in ("report", "timeline"):
+        monkeypatch.setattr(f"ddtrace_pytorch.cli.{module}.progress_bar", bar)
+    name, *options = command.split()
+    result = CliRunner().invoke(cli, [name, str(tmp_path), *options], env={"COLUMNS": "300"})
+    assert result.exit_code == 0, result.output[-500:] + repr(result.exception)
+    assert times >= 3
+    if name == "timeline":
+        events = checked(result.stdout_bytes)
+        assert len([one for one in events if one["name"] == "process_name"]) == 3
+        assert re.search(r"3 processes, (\d+) records drawn of \1,", result.stderr)
+        assert "skipped the last line" in result.stderr

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ddtrace_pytorch.cli.page import heat, traffic
@@ -232,3 +232,17 @@ def test_names_beyond_what_can_be_plotted_are_counted() -> None:
     drawn = plots(series, [f"n{number}" for number in range(MOST_NAMES + 7)])
     assert drawn is not None
     assert "7 more names" in Parsed(drawn).text
+
+
+@example([0.0, 5e-324])
+@given(st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=1, max_size=5))
+def test_whatever_the_numbers_are_a_plot_is_drawn_of_ones_that_are_finite(numbers: list[float]) -> None:
+    series = AllSeries()
+    for at, value in enumerate(numbers):
+        series.add(scalar(at, loss=value))
+    drawn = plots(series, ["loss"])
+    assert drawn is not None
+    for name, attributes in Parsed(drawn).elements:
+        for where in ("points", "x1", "x2", "y1", "y2", "cx", "cy"):
+            for one in (attributes.get(where) or "").replace(",", " ").split():
+                assert 0 <= float(one) <= 300, (name, attributes)

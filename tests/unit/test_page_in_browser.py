@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import os
+import json
+import math
+import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 from harness import chromium
-from harness.chromium import Browser
+from harness.chromium import Browser, needs_chromium
 from harness.training import SECOND, T0, Training, stalled, verdict
 
 from ddtrace_pytorch.cli.main import cli
 
-pytestmark = [
-    pytest.mark.once,
-    pytest.mark.skipif(
-        chromium.executable() is None and os.environ.get("CI") != "true", reason="no chromium: apt-get install chromium"
-    ),
-]
+pytestmark = [pytest.mark.once, needs_chromium]
 
 HOSTILE = "</script><script>alert(1)</script><img src=//example.com/x onerror=alert(2)>\"'\u202e"
 LONG = "a_name_without_a_place_to_break_" * 8
@@ -134,3 +132,126 @@ def test_names_that_are_markup_are_shown_as_text(browser: Browser, pages: dict[s
     shown = HOSTILE.replace("\u202e", "\\u202e")
     assert browser.run("document.querySelector('h1').textContent") == f"Job {shown}"
     assert shown in browser.run("document.querySelector('.plots').textContent")
+
+
+TEXTS = [
+    HOSTILE, LONG, "<script>alert(1)</script>", "<!--<script>", "]]>", "--!>", '" onload="alert(1)',
+    "' onclick='alert(1)", "</style><style>*{display:none}", "</title>", "javascript:alert(1)", "{{x}}", "${alert(1)}",
+    "`", "\\", "&lt;&amp;", "%3C", "\u2028\u2029", "\x00\x1b[31m\r\n", "\ud800", "\ufeff", "\u0301" * 40, "__proto__",
+    "constructor", "toString", "NaN", "", "0", "null", "步骤 😀", "x" * 5_000,
+]  # fmt: skip
+NUMBERS = [
+    0, 1, -1, 0.1, -0.0, 5e-324, 1e-300, 1e300, 1e308, -1e308, math.inf, -math.inf, math.nan, 2**31, 2**53 + 1, 2**62,
+    2**63, -(2**63), 10**40, 10**400, True, None, "1e308", [1], {"": 0}, T0, -T0,
+]  # fmt: skip
+
+
+class Odd:
+    """Records as nobody would write them."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def text(self) -> str:
+        return self._random.choice(TEXTS)
+
+    def number(self) -> Any:
+        return self._random.choice(NUMBERS)
+
+    def time(self) -> Any:
+        """Most are near the others', for what is far off is all that there is to see then."""
+        near = T0 + self._random.randrange(-(10**9), 5 * 10**9)
+        return near if self._random.random() < 0.8 else self.number()
+
+    def fields(self, *numbers: str) -> dict[str, Any]:
+        return {self.text(): self.number(), self.text(): self.text(), **{name: self.number() for name in numbers}}
+
+    def record(self) -> dict[str, Any]:
+        ts = self._random.choice([T0, T0 + 10**9, 0, 1, -1, -T0, 2**62, T0 - 10**17])
+        times = {"start": self.time(), "duration": self.number()}
+        step = {"step": self.number()}
+        tags = {self.text(): self.text(), "collective.group": self.text(), "collective.group_name": self.text(),
+                "collective.op": self._random.choice(["all_reduce", "isend", self.text()]), "stall.key": self.number(),
+                "stall.waited_s": self.number(), "checkpoint.path": self.text(), "checkpoint.op": self.text(),
+                "pytorch.end_reason": self.text(), "error.type": self.text(), "error.message": self.text()}  # fmt: skip
+        totals = self.fields(
+            "collective.group_size", "collective.count", "collective.bytes", "collective.time_ms.total",
+            "collective.time_ms.max", "collective.group_launched", "collective.group_seen", "collective.busbw_gbps",
+            "checkpoint.count", "checkpoint.bytes",
+        )  # fmt: skip
+        span = self._random.choice(["rank", "checkpoint", "collective", self.text()])
+        kinds: dict[str, dict[str, Any]] = {
+            "identity": {"host": self.text(), "metadata": self.fields(), "versions": self.fields(), "tags": tags,
+                         "device": {"device.id": self.text(), "device.gpu.name": self.text(), "device.kind": "cuda"}},
+            "step": {**times, **step, "metrics": self.fields("data_ns", "collective_ns", "optimizer_ns")},
+            "scalar": {**step, "metrics": self.fields("loss", "lr")},
+            "user_span": {**times, **step, "name": self.text(), "thread": self.text(), "at": self.text()},
+            "event": {"name": self._random.choice(["stall", "stall over", self.text()]), "tags": tags},
+            "call": {**times, **step, "op": self.text(), "group": self.text(), "key": self.number()},
+            "summary": {"start": self.time(), "name": "pytorch.collectives", "resource": self.text(), "tags": tags,
+                        "metrics": totals, "buckets": self.fields("20"), "how": "waited"},
+            "span": {**times, "name": f"pytorch.{span}",
+                     "error": self._random.choice([0, 1]), "tags": tags, "metrics": totals},
+            "beat": {"seq": self.number(), "steps": self.number(), "groups": {self.text(): [1, 0, self.text(), 5]}},
+            "verdict": {"kind": self.text(), "message": self.text(), "ranks": [0, self.number()], "waiting": [1],
+                        "group": self.text(), "op": self.text(), "key": self.number(), "tags": tags},
+            "drop": {"reason": self.text(), "count": self.number()},
+        }  # fmt: skip
+        kind = self._random.choice([*kinds])
+        return {"type": kind, "ts": ts, **kinds[kind]}
+
+
+# Nothing that acts by itself, and nothing that leads away.
+ACTS = """
+[...document.querySelectorAll("*")].filter((one) =>
+    (one.localName === "script" && one.parentElement !== document.body)
+    || ["img", "iframe", "object", "embed", "a", "link", "base", "form"].includes(one.localName)
+    || [...one.attributes].some(({name}) => name.startsWith("on") || name === "href" || name === "src"))
+    .map((one) => one.outerHTML.slice(0, 200))
+"""
+
+# Everywhere in all pictures, and all choices that there are.
+EVERYWHERE = """
+(() => {
+    for (const choice of [null, ...document.querySelectorAll("input, summary")]) {
+        if (choice) choice.click();
+        for (const canvas of document.querySelectorAll(".picture canvas")) {
+            const box = canvas.getBoundingClientRect();
+            for (let at = 0; at <= 100; at += 1) {
+                const across = (at % 10) / 10, down = Math.floor(at / 10) / 10;
+                canvas.dispatchEvent(new PointerEvent("pointermove", {
+                    clientX: box.left + across * box.width, clientY: box.top + down * box.height, bubbles: true}));
+            }
+        }
+    }
+    return [...document.querySelectorAll(".tip")].map((tip) => tip.textContent).join("");
+})()
+"""
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_is_in_a_log_is_shown_and_never_run(browser: Browser, tmp_path: Path, seed: int) -> None:
+    odd = Odd(seed)
+    job = Training(tmp_path / "log", 3, 4, job=odd.text() or HOSTILE, name=odd.text())
+    root = job.write()
+    for file in sorted(root.rglob("*.jsonl")):
+        # As another writer than ours might have it.
+        lines = (json.dumps(odd.record()) for _ in range(150))
+        with file.open("a") as log:
+            log.writelines(f"{line}\n" for line in lines)
+    (root / "<script>alert(3)<-script>\u2028'\".jsonl").touch()
+    page = tmp_path / "page.html"
+    result = CliRunner().invoke(cli, ["report", str(root), "--html", str(page)])
+    assert result.exit_code == 0, result.output + repr(result.exception)
+    for width in (1280, 390):
+        look = browser.open(page, dark=width == 390, width=width, phone=width == 390)
+        said = browser.run(EVERYWHERE)
+        assert look.complaints == []
+        assert look.requests == [page.as_uri()]
+        assert browser.run(ACTS) == []
+        assert browser.run("document.querySelectorAll('script').length") == 2
+        assert browser.run("document.documentElement.scrollWidth") <= width
+        assert "rank" in said, "there is a picture"
+        assert "NaN" not in said
+        assert "Infinity" not in said
+        assert "undefined" not in said

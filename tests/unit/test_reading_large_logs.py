@@ -44,6 +44,8 @@ def test_several_processes_report_the_same_as_one(log: Path) -> None:
     damaged.write_bytes(whole + b"{nonsense}\n")
     alone = run("report", str(log), "--json")
     assert run("report", str(log), "--json", code=SEVERAL_PROCESSES) == alone
+    page = run("report", str(log), "--html", "-")
+    assert run("report", str(log), "--html", "-", code=SEVERAL_PROCESSES) == page
     damaged.write_bytes(whole)
     report = json.loads(alone)
     (attempt,) = report["attempts"]

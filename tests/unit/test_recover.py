@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from harness.dead import leave_last_words
+from harness.disk import fill, small_disk
 from harness.story import at, beats
 
 from ddtrace_pytorch.cli.main import cli
@@ -112,3 +113,16 @@ def test_what_nobody_takes_is_forgotten_where_that_is_asked_for(here: Here, tmp_
     assert (everything.exit_code, here.left()) == (0, set())
     assert len(here.added()) == 1, "what somebody takes is told all the same"
     assert "No rank has left anything behind here" in here.recover().output
+
+
+def test_where_the_log_has_no_room_nothing_is_added_and_the_rank_is_kept(here: Here, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "64k") as disk:
+        here.job_dies("night", disk)
+        filler = fill(disk)
+        result = here.recover(disk)
+        assert result.exit_code == 1
+        assert "no run log of it that could be added to" in result.stderr
+        assert (here.left(), here.added()) == ({"night"}, set())
+        filler.unlink()
+        assert here.recover(disk).exit_code == 0
+        assert (here.left(), here.added()) == (set(), {"disk/night/aaa/rank-00001.seg-00001.jsonl"})

@@ -127,6 +127,20 @@ def test_of_a_thousand_stalls_the_longest_are_shown_and_the_rest_is_counted(tmp_
     assert "100 more records are of stalls beyond the first 1,000" in text_of(page(tmp_path))
 
 
+def test_of_many_hosts_and_gpus_some_are_shown_and_the_rest_is_counted(tmp_path: Path) -> None:
+    root = Training(tmp_path, 200, 0).write()
+    shown = run(root).stdout.splitlines()
+    assert len(shown) < 60
+    assert max(map(len, shown)) <= 200
+    assert (
+        "Hosts        node0, node1, node10, node11, node12, node13, node14, node15, … 17 more (--json lists all)"
+        in shown
+    )
+    assert "GPUs         200 H100 (--json lists them)" in shown
+    assert len(attempt(root)["gpus"]) == 200
+    assert len(attempt(root)["hosts"]) == 25
+
+
 def test_without_a_training_the_page_says_who_was_there(tmp_path: Path) -> None:
     said = text_of(page(Training(tmp_path, 2, 0).write()))
     assert "All ranks ended well (ranks 0-1 destroyed)" in said

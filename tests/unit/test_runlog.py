@@ -22,6 +22,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from harness.disk import fill, small_disk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -91,19 +92,8 @@ def python(code, *args, **options):
 @pytest.fixture
 def tiny_disk(tmp_path):
     """A file system of 64 KiB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", place], check=True)
-    yield place
-    subprocess.run(["umount", "--lazy", place], check=True)
-
-
-def fill(disk):
-    """Leave no byte free on `disk`; gives the file to delete to have it back."""
-    filler = disk / "filler"
-    with open(filler, "wb", buffering=0) as file:
-        assert file.write(b"x" * MIB) < MIB
-    return filler
+    with small_disk(tmp_path / "disk", "64k") as disk:
+        yield disk
 
 
 # ---- schema ----

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import gzip
-import json
 import math
 import os
 import subprocess
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from harness.story import SECOND, T0, Record, at, ended
+from harness.trace_events import Event, arrows, checked
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,7 +28,6 @@ from ddtrace_pytorch.timeline.quick import LeftOut, sieve
 from ddtrace_pytorch.timeline.selection import Steps, Thinning, Window, thinning_for
 
 MS = 1_000_000
-Event = dict[str, Any]
 
 
 def identity(rank: int = 0, **more: Any) -> Record:
@@ -89,51 +88,6 @@ def timeline(root: Path, *args: object) -> list[Event]:
     return checked((root / "out.json").read_bytes())
 
 
-def checked(data: bytes) -> list[Event]:
-    """The events, when all that a viewer relies on is so."""
-
-    def constant(name: str) -> None:
-        raise AssertionError(f"{name} is no JSON")
-
-    events: list[Event] = json.loads(data, parse_constant=constant)["traceEvents"]
-    named = {(one["pid"], one["tid"]) for one in events if one["name"] == "thread_name"}
-    assert len(named) == len({tid for _, tid in named})
-    # Zero is the idle thread of a kernel, and the process' own number its main thread.
-    assert all(one["pid"] > 0 and one["tid"] > 0 for one in events)
-    assert not any(pid == tid for pid, tid in named)
-    lines: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
-    flows: dict[int, list[tuple[float, str]]] = defaultdict(list)
-    slices = {(one["pid"], one["tid"], one["ts"]) for one in events if one["ph"] == "X"}
-    for one in events:
-        assert one["ph"] in ("M", "X", "i", "C", "s", "t", "f")
-        assert one["ts"] >= 0
-        assert type(one["pid"]) is type(one["tid"]) is int
-        assert isinstance(one["name"], str)
-        if one["ph"] == "X":
-            begin = round(one["ts"] * 1000)
-            lines[one["pid"], one["tid"]].append((begin, begin + round(one["dur"] * 1000)))
-        if one["ph"] in ("X", "i"):
-            assert (one["pid"], one["tid"]) in named
-        if one["ph"] == "C":
-            assert all(type(value) in (int, float) and math.isfinite(value) for value in one["args"].values())
-        if one["ph"] in "stf":
-            assert (one["pid"], one["tid"], one["ts"]) in slices
-            assert one.get("bp") == ("e" if one["ph"] == "f" else None)
-            flows[one["id"]].append((one["ts"], one["ph"]))
-    for points in flows.values():
-        # A viewer goes through them in order of time, and where that is the same, of the file.
-        phases = "".join(phase for _, phase in sorted(points, key=lambda point: point[0]))
-        assert phases == "s" + "t" * (len(points) - 2) + "f"
-    for spans in lines.values():
-        around: list[int] = []
-        for begin, end in sorted(spans, key=lambda one: (one[0], -one[1])):
-            while around and around[-1] <= begin:
-                around.pop()
-            assert not around or end <= around[-1]
-            around.append(end)
-    return events
-
-
 def names(events: list[Event], phases: str = "X") -> Counter[str]:
     return Counter(one["name"] for one in events if one["ph"] in phases)
 
@@ -154,14 +108,6 @@ def track(events: list[Event], one: Event) -> str:
 
 def processes(events: list[Event]) -> list[str]:
     return [one["args"]["name"] for one in events if one["name"] == "process_name"]
-
-
-def arrows(events: list[Event]) -> dict[int, list[tuple[int, str]]]:
-    found: dict[int, list[tuple[int, str]]] = defaultdict(list)
-    for one in events:
-        if one["ph"] in "stf":
-            found[one["id"]].append((one["pid"], one["ph"]))
-    return dict(found)
 
 
 def drawn_of(result: Result) -> tuple[int, int]:
@@ -220,6 +166,34 @@ def test_each_kind_of_record_is_where_it_belongs(tmp_path: Path) -> None:
     assert of(events, "waiting for data")["dur"] == 200_000
 
 
+def test_lines_are_in_order_from_top_to_bottom_and_lanes_in_that_of_their_numbers(tmp_path: Path) -> None:
+    # Those of the second lane are over first.
+    write(tmp_path, [*reversed(ALL_KINDS), span("b", 2, 3, task=2), span("a", 1, 6, task=1), span("c", 5, 7, task=3)])
+    events = timeline(tmp_path)
+    lines = sorted((one["tid"], one["args"]["name"]) for one in events if one["name"] == "thread_name")
+    assert [name for _, name in lines] == [
+        "rank", "steps", "waiting for data", "MainThread", "MainThread (2)", "collectives",
+        "collectives told of one by one", "checkpoints", "stalls", "events", "numbers that are none", "totals",
+        "run log", "pytorch.profile",
+    ]  # fmt: skip
+
+
+def test_what_is_not_ascii_is_written_as_it_is(tmp_path: Path) -> None:
+    """The viewer shows what an escape says, as it is: a process would be called "rank 0 \\u00b7 host"."""
+    said = "Schritt – 步骤 😀"
+    write(
+        tmp_path,
+        [span(said, 1, 2, thread=said, attributes={said: said}), {"type": "scalar", "ts": at(1), "metrics": {said: 1}}],
+        host=said,
+    )
+    events = timeline(tmp_path)
+    data = (tmp_path / "out.json").read_bytes()
+    assert b"\\u" not in data
+    assert data.count(said.encode()) == 8
+    assert of(events, "process_name")["args"]["name"] == f"rank 0 · {said}"
+    assert [one["args"]["attributes"] for one in events if one["ph"] == "X"] == [{said: said}]
+
+
 def test_every_record_is_drawn_with_every_1(tmp_path: Path) -> None:
     for rank in range(3):
         write(tmp_path, ALL_KINDS * 3, rank)
@@ -236,8 +210,8 @@ def test_ranks_are_named_by_host_gpu_and_mesh_in_their_order(tmp_path: Path) -> 
     write(tmp_path, [], 9, device={"device.id": "host-a:cuda:1", "device.kind": "cuda"})
     write(tmp_path, [], 2, host="host-b", device={"device.id": "host-b:cpu", "device.kind": "cpu"})
     assert processes(timeline(tmp_path)) == [
-        "rank 2 · host-b",
-        "rank 9 · host-a · cuda:1",
+        "rank 02 · host-b",
+        "rank 09 · host-a · cuda:1",
         "rank 10 · host-a · GPU-1a2b3c4d · dp=3 tp=1",
     ]
 
@@ -646,12 +620,14 @@ def test_the_perfetto_package_is_asked_for_where_it_is_missing(tmp_path: Path, m
 
 
 def test_perfettos_own_format_says_the_same(tmp_path: Path) -> None:
-    words = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
+    from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as words
+
     for rank in range(2):
         write(tmp_path, [*ALL_KINDS, *ODD, span(HOSTILE, 1, 2, attributes={HOSTILE: HOSTILE})], rank)
     events = timeline(tmp_path)
     size = (tmp_path / "out.json").stat().st_size
-    assert run(tmp_path, "--format", "pftrace").exit_code == 0
+    # Of each rank, these records, one more, and its identity.
+    assert drawn_of(run(tmp_path, "--format", "pftrace", "--every", 1)) == (2 * (len(ALL_KINDS) + len(ODD) + 2),) * 2
     data = (tmp_path / "out.json").read_bytes()
     assert len(data) < size * 0.8
 
@@ -667,7 +643,9 @@ def test_perfettos_own_format_says_the_same(tmp_path: Path) -> None:
         interned |= {one.iid: one.name for one in packet.interned_data.event_names}
         event = packet.track_event
         track = tracks[event.track_uuid]
-        assert track.parent_uuid in tracks
+        process = tracks[track.parent_uuid].process
+        assert process.pid > 0
+        assert not track.HasField("thread") or track.thread.pid == process.pid != track.thread.tid
         depth[event.track_uuid] += {event.TYPE_SLICE_BEGIN: 1, event.TYPE_SLICE_END: -1}.get(event.type, 0)
         assert depth[event.track_uuid] in (0, 1)
         flows.update(event.flow_ids)
@@ -687,6 +665,9 @@ def test_perfettos_own_format_says_the_same(tmp_path: Path) -> None:
     assert sum(found.values()) == sum(ours.values())
     assert sorted(flows.values()) == [2] * len(arrows(events))
     assert [one.process.process_name for one in tracks.values() if one.HasField("process")] == processes(events)
+    assert sorted((one.thread.tid, one.thread.thread_name) for one in tracks.values() if one.HasField("thread")) == (
+        sorted((one["tid"], one["args"]["name"]) for one in events if one["name"] == "thread_name")
+    )
 
 
 numbers = st.integers(-3, 30)

@@ -6,15 +6,16 @@ earlier, can be poured into wider ones without a rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
+from typing import Any, Generic, Protocol, TypeVar
 
 S = TypeVar("S")
 
 
 class Cell(Protocol):
-    """What is in a bin."""
+    """What is in a bin: a dataclass."""
 
     def join(self: S, other: S) -> None:
         """Add what is in `other`."""
@@ -30,7 +31,7 @@ class Bins(Generic[C]):
     """At most :data:`MOST` bins, which are 2**`shift` wide; those with nothing in them aren't there. `extent` is the
     first and the last place that they have to reach."""
 
-    new: Callable[[], C]
+    new: type[C]
     shift: int = 0
     cells: dict[int, C] = field(default_factory=dict)
     extent: tuple[int, int] | None = None
@@ -51,13 +52,24 @@ class Bins(Generic[C]):
 
     def at(self, place: int) -> C:
         """The bin that `place` is in."""
-        extent = self.extent
-        if extent is None or not extent[0] <= place <= extent[1]:
-            self.reach(place, place)
+        found, extent = self.cells.get(place >> self.shift), self.extent
+        if found is not None and extent is not None:
+            # It is wide enough for all of its own places.
+            if place > extent[1]:
+                self.extent = extent[0], place
+            elif place < extent[0]:
+                self.extent = place, extent[1]
+            return found
+        self.reach(place, place)
         found = self.cells.get(place >> self.shift)
         if found is None:
             found = self.cells[place >> self.shift] = self.new()
         return found
+
+    def __reduce__(self) -> Any:
+        # By itself each cell would be an object of its own, with the names of all its fields.
+        values = attrgetter(*(one.name for one in fields(self.new)))  # type: ignore[arg-type]
+        return _again, (self.new, self.shift, {at: values(cell) for at, cell in self.cells.items()}, self.extent)
 
     def widen(self, shift: int) -> None:
         """Make the bins 2**`shift` wide, if they are narrower."""
@@ -84,3 +96,9 @@ class Bins(Generic[C]):
             mine = self.cells.setdefault(at, cell)
             if mine is not cell:
                 mine.join(cell)
+
+
+def _again(
+    new: type[Cell], shift: int, values: Mapping[int, tuple[Any, ...]], extent: tuple[int, int] | None
+) -> Bins[Any]:
+    return Bins(new, shift, {at: new(*those) for at, those in values.items()}, extent)

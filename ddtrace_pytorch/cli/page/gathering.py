@@ -6,7 +6,7 @@ rank's history.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from ddtrace_pytorch.runlog.reader import RankLog
 from ddtrace_pytorch.stalls import history
 from ddtrace_pytorch.stalls.history import History
 
-TYPES = {"step", "scalar", "summary", *history.TYPES}
+Take = Callable[[Mapping[str, Any]], None]
 
 
 @dataclass
@@ -34,18 +34,18 @@ class RankView:
     def of(cls, log: RankLog) -> RankView:
         return cls(History(log.rank, log.identity))
 
-    def add(self, record: Mapping[str, Any]) -> None:
-        """The next record of the log."""
-        kind = record["type"]
-        if kind == "step":
-            self.row.add(record)
-        elif kind == "scalar":
-            self.series.add(record)
-        elif kind == "summary":
-            if record.get("name") == SUMMARY:
-                self.traffic.add(record)
-        elif kind in history.TYPES:
-            self.history.add(record)
+    def takers(self) -> Sequence[tuple[Collection[str], Take]]:
+        """Who takes the records of which types, in the order of the log."""
+        return (
+            (("step",), self.row.add),
+            (("scalar",), self.series.add),
+            (("summary",), self._summary),
+            (history.TYPES, self.history.add),
+        )
+
+    def _summary(self, record: Mapping[str, Any]) -> None:
+        if record.get("name") == SUMMARY:
+            self.traffic.add(record)
 
 
 @dataclass

@@ -12,7 +12,7 @@ from ddtrace_pytorch.cli.page.html import Html, join, tag
 from ddtrace_pytorch.cli.page.parts import card, facts, fold, more, say, section, table
 from ddtrace_pytorch.cli.step_tables import SHARES, slow_in_words
 from ddtrace_pytorch.cli.steps import AllSteps
-from ddtrace_pytorch.cli.summary import Attempt, Report
+from ddtrace_pytorch.cli.summary import Attempt, Report, gpus_by_name
 from ddtrace_pytorch.cli.tables import duration, known, span
 from ddtrace_pytorch.identity.introduction import GENERATED
 
@@ -122,7 +122,7 @@ def identity(report: Report, attempt: Attempt) -> Html | None:
         ("Launcher's attempt", "" if attempt.attempt is None else str(attempt.attempt)),
         ("Hosts", ", ".join(hosts) + (f" and {rest:,} more" if rest > 0 else "")),
         ("Versions", ", ".join(f"{name} {version}" for name, version in attempt.versions.items())),
-        ("GPUs", _gpus(attempt)),
+        ("GPUs", gpus_by_name(attempt)),
     ))  # fmt: skip
     starts = [
         (str(one.number), one.started or "?", duration(one.duration_s), f"{one.ranks_seen:,}",
@@ -135,10 +135,3 @@ def identity(report: Report, attempt: Attempt) -> Html | None:
         told,
         fold(f"All {len(starts):,} attempts", several) if len(starts) > 1 else None,
     )
-
-
-def _gpus(attempt: Attempt) -> str:
-    names: dict[str, int] = {}
-    for gpu in attempt.gpus:
-        names[gpu.name or "of unknown kind"] = names.get(gpu.name or "of unknown kind", 0) + 1
-    return ", ".join(f"{many:,} {name}" for name, many in names.items())

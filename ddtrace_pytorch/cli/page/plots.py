@@ -44,10 +44,11 @@ def _plot(name: str, one: Series) -> Html:
     odd = sum(cell.odd for cell in bins.cells.values())
     low, high = min((one.least for one in points), default=0.0), max((one.most for one in points), default=0.0)
     across = WIDTH / ((last - first) or 1)
-    up = (HEIGHT - 2 * MARGIN) / ((high - low) or 1.0)
+    # Divided by, not multiplied with what is one by it: that is infinite where the numbers hardly differ.
+    tall = (high - low) or 1.0
 
     def place(x: float, y: float) -> str:
-        return f"{(x - first) * across:.1f},{HEIGHT - MARGIN - (y - low) * up:.1f}"
+        return f"{(x - first) * across:.1f},{HEIGHT - MARGIN - (y - low) / tall * (HEIGHT - 2 * MARGIN):.1f}"
 
     outline = [place(one.x, one.most) for one in points] + [place(one.x, one.least) for one in reversed(points)]
     shapes = [

@@ -70,16 +70,14 @@ class AllSeries:
     def add(self, record: Mapping[str, Any]) -> None:
         """One `scalar` record."""
         step = integer(record, "step")
+        known = self.series
         for name, value in mapping(record, "metrics").items():
             if type(value) is not float and type(value) is not int:
                 continue
-            series = self.series.get(name) or self._of(name)
-            if series is None:
-                continue
-            if step is not None:
-                series.by_step.at(step).add(value)
-            else:
-                series.by_time.at(record["ts"]).add(value)
+            series = known.get(name) or self._of(name)
+            if series is not None:
+                cell = series.by_time.at(record["ts"]) if step is None else series.by_step.at(step)
+                cell.add(value)
 
     def pour(self, other: AllSeries) -> None:
         """Add what another rank recorded."""
