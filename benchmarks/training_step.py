@@ -1,7 +1,6 @@
 """What a whole training step costs with us on: the time of a step with and without, side by side.
 
-    python benchmarks/training_step.py                    a small DDP model on 2 CPU ranks, steps of 2 ms and more
-    python benchmarks/training_step.py --device cuda      an 8-layer bf16 transformer on every GPU, DDP and FSDP2
+    python benchmarks/training_step.py      an 8-layer bf16 transformer on every GPU, DDP and FSDP2
 
 Each pair is a block of steps without us and a block with us (`patch()` with the group up; `unpatch()` after), in an
 order that alternates, on all ranks at once. A pair's ratio is the time of one block over that of the other; the answer
@@ -10,9 +9,6 @@ collective on the thread that trains is measured beside it, call by call, as the
 function below us: of a block the mean without the quickest and the slowest tenth, since one call that the scheduler
 interrupts outweighs hundreds; of the pairs the mean difference, with its 95 % interval. `control` is the same with
 nothing switched on in either block: what it shows is noise.
-
-A machine that is shared with others slows down steps now and then, whoever makes them. So on the CPU, where each step
-can be timed by itself, the mean of the quicker half of a block's steps is compared in the same way.
 """
 
 from __future__ import annotations
@@ -28,7 +24,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from itertools import pairwise
 from pathlib import Path
 from statistics import median, quantiles, stdev
 from typing import Any
@@ -42,32 +37,9 @@ sys.path.insert(0, str(ROOT))
 # Student's t, two-sided 95 %, for 30 pairs and more it is near enough to this.
 T_95 = 2.045
 
-JOBS = {"cpu": ["cpu-ddp"], "cuda": ["gpu-ddp", "gpu-fsdp2"]}
+JOBS = ["gpu-ddp", "gpu-fsdp2"]
 # Percent of a step that its collectives may take longer on the host, where the step's own time can't be resolved.
 HOST_SHARE = 0.2
-
-
-def cpu_step() -> Callable[[], None]:
-    """A step of some milliseconds: the model is small, and so the share of its collectives large."""
-    import torch
-    from torch.nn.parallel import DistributedDataParallel
-
-    torch.manual_seed(0)
-    layers = [torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU()) for _ in range(8)]
-    model = DistributedDataParallel(torch.nn.Sequential(*layers))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    batch = torch.randn(64, 256)
-    loss_of_all = torch.zeros(1)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        loss = model(batch).square().mean()
-        loss.backward()
-        optimizer.step()
-        loss_of_all.copy_(loss.detach().reshape(1))
-        torch.distributed.all_reduce(loss_of_all)
-
-    return step
 
 
 def gpu_step(sharded: bool) -> Callable[[], None]:
@@ -187,44 +159,36 @@ def measure(kind: str, pairs: int, steps: int) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    gpu = kind != "cpu-ddp"
     torch.set_num_threads(1)
-    if gpu:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if gpu else "gloo")
-    step = cpu_step() if kind == "cpu-ddp" else gpu_step(sharded=kind == "gpu-fsdp2")
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl")
+    step = gpu_step(sharded=kind == "gpu-fsdp2")
 
     def settle() -> None:
-        if gpu:
-            torch.cuda.synchronize()
+        torch.cuda.synchronize()
         dist.barrier()
-        if gpu:
-            torch.cuda.synchronize()
+        torch.cuda.synchronize()
 
-    def block(on: bool) -> tuple[float, float, float]:
-        """Seconds a step, µs on the host a call, and seconds a step of the quicker half."""
+    def block(on: bool) -> tuple[float, float]:
+        """Seconds a step, and µs on the host a call."""
         host = HostTime()
         with host.below(), patched() if on else nullcontext(), host.around():
             for _ in range(warm_up(steps)):
                 step()
             settle()
             host.microseconds()
-            times = [time.perf_counter()]
+            started = time.perf_counter()
             for _ in range(steps):
                 step()
-                times.append(time.perf_counter())
-            if gpu:
-                torch.cuda.synchronize()
-            took = (time.perf_counter() - times[0]) / steps
-            each = sorted(after - before for before, after in pairwise(times))
-            quicker = sum(each[: steps // 2]) / (steps // 2)
+            torch.cuda.synchronize()
+            took = (time.perf_counter() - started) / steps
             on_the_host = host.microseconds()
             settle()
-        return took, on_the_host, quicker
+        return took, on_the_host
 
     for _ in range(2):
         block(False), block(True)
-    made: dict[str, list[tuple[tuple[float, ...], tuple[float, ...]]]] = {"with us": [], "control": []}
+    made: dict[str, list[tuple[tuple[float, float], tuple[float, float]]]] = {"with us": [], "control": []}
     for turn in range(pairs):
         for name, on in (("with us", True), ("control", False)):
             if turn % 2:
@@ -260,12 +224,6 @@ def interval(numbers: list[float]) -> tuple[float, float]:
     return middle - spread, middle + spread
 
 
-def mean_of(ratios: list[float]) -> tuple[float, float]:
-    """In which the mean of their logarithms lies, as ratios."""
-    least, most = interval([math.log(ratio) for ratio in ratios])
-    return math.exp(least), math.exp(most)
-
-
 def share(row: dict[str, Any]) -> tuple[float, float]:
     """Of a step, in percent, what is added to its collectives on the host."""
     least, most = (row["calls_a_step"] * added / row["step_ms"] / 10 for added in row["host_us"])
@@ -292,7 +250,8 @@ def run(kind: str, ranks: int, pairs: int, steps: int) -> list[dict[str, Any]]:
         made = calls_a_session(str(Path(folder, "log")))
     rows = []
     for name, times in found["pairs"].items():
-        ratios, of_quicker = ([ours[at] / plain[at] for plain, ours in times] for at in (0, 2))
+        ratios = [ours / plain for (plain, _), (ours, _) in times]
+        least, most = interval([math.log(ratio) for ratio in ratios])
         rows.append(
             {
                 "kind": kind,
@@ -300,11 +259,10 @@ def run(kind: str, ranks: int, pairs: int, steps: int) -> list[dict[str, Any]]:
                 "ranks": ranks,
                 "pairs": len(times),
                 "steps_a_block": steps,
-                "step_ms": median(plain[0] for plain, _ in times) * 1000,
-                "host_us": interval([ours[1] - plain[1] for plain, ours in times]),
+                "step_ms": median(plain for (plain, _), _ in times) * 1000,
+                "host_us": interval([ours - plain for (_, plain), (_, ours) in times]),
                 "ratio": quantiles(ratios, n=4),
-                "interval": mean_of(ratios),
-                "quicker_half": mean_of(of_quicker),
+                "interval": [math.exp(least), math.exp(most)],
                 "calls_a_step": made / (steps + warm_up(steps)),
             }
         )
@@ -314,16 +272,12 @@ def run(kind: str, ranks: int, pairs: int, steps: int) -> list[dict[str, Any]]:
 def verdict(row: dict[str, Any]) -> str:
     if row["what"] != "with us":
         return ""
-    budget = 1 / 0.99 if row["kind"] == "cpu-ddp" else 1.002
+    budget = 1.002
     low, high = row["interval"]
     if high <= budget:
         return f"≤ {budget:.3f}: yes"
     if low > budget:
         return f"≤ {budget:.3f}: NO"
-    if row["kind"] == "cpu-ddp":  # on the host a blocking call takes as long as its peers do
-        low, high = row["quicker_half"]
-        quicker = "yes" if high <= budget else "NO" if low > budget else "not resolved"
-        return f"≤ {budget:.3f}: not resolved; of the quicker half of the steps: {quicker}"
     _, most = share(row)
     within = f"{most:.3f} % on the host, ≤ {HOST_SHARE} %: {'yes' if most <= HOST_SHARE else 'NO'}"
     return f"≤ {budget:.3f}: not resolved; {within}"
@@ -331,27 +285,25 @@ def verdict(row: dict[str, Any]) -> str:
 
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [
-        "| job | what | step | ratio (quartiles) | 95 % interval of the mean | of the quicker half | pairs "
-        "| calls a step | added to a call on the host, 95 % interval | of a step | kept |",
-        "|" + " --- |" * 11,
+        "| job | what | step | ratio (quartiles) | 95 % interval of the mean | pairs | calls a step "
+        "| added to a call on the host, 95 % interval | of a step | kept |",
+        "|" + " --- |" * 10,
     ]
     for row in rows:
         low, middle, high = row["ratio"]
-        (least, most), (low_half, high_half) = row["interval"], row["quicker_half"]
+        least, most = row["interval"]
         (less, more), (little, much) = row["host_us"], share(row)
         lines.append(
             f"| {row['kind']}, {row['ranks']} ranks | {row['what']} | {row['step_ms']:.2f} ms "
-            f"| {middle:.4f} ({low:.4f}-{high:.4f}) | {least:.4f}-{most:.4f} | {low_half:.4f}-{high_half:.4f} "
-            f"| {row['pairs']} | {row['calls_a_step']:.1f} | {less:.2f}-{more:.2f} µs | {little:.3f}-{much:.3f} % "
-            f"| {verdict(row)} |"
+            f"| {middle:.4f} ({low:.4f}-{high:.4f}) | {least:.4f}-{most:.4f} | {row['pairs']} "
+            f"| {row['calls_a_step']:.1f} | {less:.2f}-{more:.2f} µs | {little:.3f}-{much:.3f} % | {verdict(row)} |"
         )
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--job", choices=[job for jobs in JOBS.values() for job in jobs])
+    parser.add_argument("--job", choices=JOBS)
     parser.add_argument("--pairs", type=int, default=30)
     parser.add_argument("--steps", type=int, default=100, help="steps in a block")
     parser.add_argument("--ranks", type=int, default=2)
@@ -365,7 +317,7 @@ def main() -> None:
         return
     machine = describe()
     wrong = False
-    for kind in [options.job] if options.job else JOBS[options.device]:
+    for kind in [options.job] if options.job else JOBS:
         rows = run(kind, options.ranks, options.pairs, options.steps)
         text = table(rows)
         print("\n" + text)
