@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.agent import Agent, Span
 from harness.job import DDTRACE_RUN, Jobs, environment, torchrun
 from harness.log import rank_spans
 from harness.native import built
@@ -83,3 +84,52 @@ def _ids(call: list[str]) -> tuple[int, int]:
 
 def _spans(span: dict[str, Any]) -> tuple[int, int]:
     return int(span["trace_id"], 16), int(span["span_id"])
+
+
+# After each step the CPU says that it was a GPU, and what it ran.
+KERNELS = """
+    import ctypes, time
+    import torch, torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    tracer = ctypes.CDLL(None)
+    tracer.kernel.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_uint64]
+    dist.init_process_group("gloo")
+    net = DDP(torch.nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(60):
+        start = time.time_ns()
+        net(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        dist.barrier()
+        tracer.kernel(b"sgd_step", start, time.time_ns() - start)
+        time.sleep(0.01)
+    dist.destroy_process_group()
+"""
+
+
+def test_kernels_are_below_the_rank_that_launched_them(jobs: Jobs, tmp_path: Path, agent: Agent) -> None:
+    env = environment(
+        agent.url,
+        LD_PRELOAD=str(built("kernel_tracer", tmp_path, "-pthread")),
+        KERNEL_TRACER_AGENT=f"127.0.0.1:{agent.port}",
+        DD_PATCH_MODULES="pytorch:true",
+        DD_PYTORCH_EXPORT="agent",
+        DD_PYTORCH_ROTATION_SECONDS="0.2",
+    )
+    jobs.run([*DDTRACE_RUN, *torchrun(2), jobs.script(KERNELS)], env).ok()
+    pieces = {_key(piece, piece["span_id"]): piece for piece in agent.ranks()}
+    kernels = agent.spans("kernel")
+    assert len(kernels) == 2 * 60
+    below = [pieces[_key(kernel, kernel["parent_id"])] for kernel in kernels]
+    for kernel, piece in zip(kernels, below, strict=True):
+        assert kernel["meta"]["rank"] == str(round(piece["metrics"]["rank"]))
+        # One that begins in a piece may end in the next, which then is its parent.
+        assert piece["start"] <= kernel["start"] + kernel["duration"]
+        assert kernel["start"] <= piece["start"] + piece["duration"]
+    assert {piece["metrics"]["rank"] for piece in below} == {0, 1}
+    assert len({piece["span_id"] for piece in below}) >= 4
+
+
+def _key(span: Span, span_id: int) -> tuple[Any, int, int]:
+    return span["meta"].get("_dd.p.tid"), int(span["trace_id"]), int(span_id)
