@@ -51,7 +51,7 @@ class NativeParent:
         self._clear: Callable[[], object] | None = None
         self._told: Context | None = None
         # Nobody knows whether the tracer copies what it is given.
-        self._kept: tuple[Any, ...] = ()
+        self._kept: tuple[Any, Any] = None, None
         self._over = False
         # A signal's handler may come over the thread that has it.
         self._lock = threading.RLock()
@@ -78,18 +78,20 @@ class NativeParent:
         with self._lock:
             # Under the lock, and until nothing has changed: whoever looked first must not speak last.
             while self._set is not None and not self._over and (context := self._describe()) != self._told:
-                names, values = _texts(name for name, _ in context.tags), _texts(value for _, value in context.tags)
+                if self._told is None or context.tags != self._told.tags:
+                    kept = _texts(name for name, _ in context.tags), _texts(value for _, value in context.tags)
+                else:
+                    kept = self._kept
                 self._set(
                     context.trace_id & _HALF,
                     context.trace_id >> 64 & _HALF,
                     context.span_id & _HALF,
                     context.priority is not None,
                     context.priority or 0,
-                    names,
-                    values,
+                    *kept,
                     len(context.tags),
                 )
-                self._told, self._kept = context, (names, values)
+                self._told, self._kept = context, kept
 
     @safely(TELL)
     def take_back(self) -> None:
@@ -98,7 +100,7 @@ class NativeParent:
             self._over = True
             if self._clear is not None:
                 self._clear()
-            self._told, self._kept = None, ()
+            self._told, self._kept = None, (None, None)
 
     @safely(TELL)
     def resume(self) -> None:
