@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from ddtrace.constants import USER_KEEP
+
 from ddtrace_pytorch import hooks, parenthood
 from ddtrace_pytorch.border import safely, warn_for_host, warn_once
 from ddtrace_pytorch.c_signals import die
@@ -32,6 +34,7 @@ from ddtrace_pytorch.identity.describe import Member
 from ddtrace_pytorch.identity.introduction import GENERATED, Introduced, Introduction
 from ddtrace_pytorch.identity.meeting import Meeting
 from ddtrace_pytorch.identity.topology import find_nodes, this_node
+from ddtrace_pytorch.kernels.native import Context, NativeParent
 from ddtrace_pytorch.lookout import Lookout
 from ddtrace_pytorch.pulse import Pulse, task
 from ddtrace_pytorch.rank_span import Piece, RankSpan
@@ -99,6 +102,7 @@ class Session:
         )
         self.checkpoints = Checkpoints(self.tell)
         self._parent = parenthood.RankParent(self.span)
+        self._native = NativeParent(self._native_context)
         self._exporter = Exporter(settings, member.rank, self._clock, self._identity, self._run_ids)
         self._collectives: Collectives | None = None
         if member.store is not None and settings.collectives != "off":
@@ -178,6 +182,7 @@ class Session:
             self._exporter.close(CLOSE_SECONDS)
             raise
         self._parent.register()
+        self._native.look()
         self._watch_collectives()
         self._training.open()
         if self._records is not None:
@@ -239,7 +244,21 @@ class Session:
         began = self._clock.from_monotonic(start)
         self._exporter.put_span(self.span.child(name, resource, began, duration, facts, error, under=under))
 
+    def _native_context(self) -> Context:
+        """What the native GPU tracer is told of this rank, by its own names."""
+        facts, piece = self.span.facts(), self.span.piece
+        named = {
+            "training_job_id": facts.get("training_job.id"),
+            "rank": self.member.rank,
+            "world_size": self.member.world_size,
+            "framework": facts.get("framework"),
+            "service": self._settings.service,
+        }
+        tags = tuple((name, str(value)) for name, value in named.items() if value is not None)
+        return Context(piece.trace_id, piece.span_id, USER_KEEP, tags)
+
     def _finish(self, end: End) -> None:
+        self._native.take_back()
         self._tell_of_checkpoints(last=True)
         span = self.span.finish(self._clock.now(), end)
         self._lookout.end(span, end.error)
@@ -257,6 +276,7 @@ class Session:
     def abandon(self) -> None:
         """In a forked child: the parent's session adopts no spans here."""
         self._parent.unregister()
+        self._native.abandon()
         self._lookout.abandon()
         self._training.abandon()
         if self._collectives is not None:
@@ -294,7 +314,10 @@ class Session:
 
     def learn(self, facts: Mapping[str, Fact]) -> None:
         """Add what was learnt after opening to the span and, as a further identity record, to the run log."""
-        if self.span.learn(facts) and self._introduced is not None:
+        if not self.span.learn(facts):
+            return
+        self._native.hand_over()
+        if self._introduced is not None:
             # Before the ranks have agreed, the log's first record is still to be written.
             self._exporter.put(self._identity())
 
@@ -365,6 +388,7 @@ class Session:
             return  # heard after the session had to go on without it
         self._introduced = said
         self.span.learn(describe.introduced_facts(said))
+        self._native.hand_over()
 
     @safely("find this rank's device")
     def _look_for_device(self) -> None:
@@ -463,6 +487,8 @@ class Session:
 
     def rotate(self) -> None:
         ended = self.span.rotate(self._clock.now())
+        # Before the piece that ended is sent: what a kernel's span is a child of is open.
+        self._native.look()
         self._lookout.keep()
         self._training.rotated()
         self._exporter.put_span(ended)
@@ -506,4 +532,5 @@ class Session:
         # Still here: PID 1 of a container, which the kernel spares.
         self._terminated = False
         self.span.reopen(self._clock.now())
+        self._native.resume()
         self._lookout.resume()

@@ -8,9 +8,10 @@ from pathlib import Path
 SOURCES = Path(__file__).resolve().parent.parent / "native"
 
 
-def built(name: str, directory: Path) -> Path:
+def built(name: str, directory: Path, *flags: str) -> Path:
     """The shared object of tests/native/`name`.c, made in `directory`."""
     made = directory / f"{name}.so"
-    command = ["gcc", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", str(SOURCES / f"{name}.c"), "-o", str(made)]
+    source = str(SOURCES / f"{name}.c")
+    command = ["gcc", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", *flags, source, "-o", str(made)]
     subprocess.run(command, check=True, capture_output=True, text=True)
     return made
