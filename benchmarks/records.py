@@ -59,6 +59,7 @@ def costs(rounds: int) -> dict[str, float]:
 
     import ddtrace_pytorch
     from ddtrace_pytorch import event, scalar, span
+    from ddtrace_pytorch.records import scalars
 
     torch.set_num_threads(1)
     tensor, matrix = torch.tensor(1.5), torch.ones(64, 64)
@@ -89,6 +90,11 @@ def costs(rounds: int) -> dict[str, float]:
         for _ in range(BURST):
             scalar({"loss": tensor})
 
+    def tensors_in_python() -> None:
+        in_c, scalars._read = scalars._read, scalars.carefully
+        tensors()
+        scalars._read = in_c
+
     @span("call")
     def spanned() -> None: ...
 
@@ -109,6 +115,7 @@ def costs(rounds: int) -> dict[str, float]:
         "an event": (events, nothing),
         "a scalar that is a number": (numbers, nothing),
         "a scalar in a tensor": (tensors, nothing),
+        "a scalar in a tensor, without the part in C": (tensors_in_python, nothing),
     }
 
     def measure() -> dict[str, float]:
