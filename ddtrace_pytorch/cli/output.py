@@ -76,9 +76,13 @@ class StandardOutput(io.TextIOWrapper):
         except BrokenPipeError:
             raise
         except OSError as error:
-            # What is still held goes nowhere, instead of being tried again at the end.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            _let_go(self)
             raise NotWritable(STDOUT, error) from None
+
+
+def _let_go(stream: IO[Any]) -> None:
+    """What it still holds goes nowhere, instead of being tried again at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 @contextmanager
@@ -95,6 +99,8 @@ def written(path: str) -> Iterator[IO[bytes]]:
             # Who reads it has had enough, as `head` does: click ends the command without a word.
             raise
         except OSError as error:
+            if path == STDOUT:
+                _let_go(sys.stdout)
             raise NotWritable(path, error) from None
         return
     folder, name = os.path.split(path)
