@@ -192,6 +192,11 @@ def test_what_is_not_ascii_is_written_as_it_is(tmp_path: Path) -> None:
     assert data.count(said.encode()) == 8
     assert of(events, "process_name")["args"]["name"] == f"rank 0 · {said}"
     assert [one["args"]["attributes"] for one in events if one["ph"] == "X"] == [{said: said}]
+    # Of an object with an escape in a name it shows nothing from there on.
+    assert run(tmp_path, "--format", "pftrace").exit_code == 0
+    data = (tmp_path / "out.json").read_bytes()
+    assert b"\\u" not in data
+    assert f'{{"{said}":"{said}"}}'.encode() in data
 
 
 def test_every_record_is_drawn_with_every_1(tmp_path: Path) -> None:
