@@ -13,17 +13,15 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from types import CodeType, FrameType
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 from ddtrace_pytorch.histogram import BUCKETS, percentile
 from ddtrace_pytorch.plain_numbers import CellNumbers, GroupNumbers, LineNumbers, series
 from ddtrace_pytorch.sampling import following, level_for
-
-T = TypeVar("T")
+from ddtrace_pytorch.taking import all_of
 
 NEVER = sys.maxsize
 
@@ -389,13 +387,13 @@ class Ledger:
 
     def take_notes(self) -> tuple[list[Note], int]:
         """The calls noted since the last time, and how many more there were than could be held."""
-        notes = _all_of(self.notes)
+        notes = all_of(self.notes)
         lost, self.notes_lost = self.notes_lost, 0
         return notes, lost
 
     def take_samples(self) -> list[Sample]:
         """The sampled calls since the last time."""
-        return _all_of(self.samples)
+        return all_of(self.samples)
 
     def beat(self) -> None:
         """Once a second: how much to sample, and what is slow, by what has been counted."""
@@ -434,15 +432,6 @@ class Ledger:
     def calls(self) -> int:
         """How many collectives there were, over all groups."""
         return self._calls_of_gone + sum(here.calls for here in tuple(self.groups))
-
-
-def _all_of(held: deque[T]) -> list[T]:
-    """Takes what there is now; where another thread takes too, each is given once."""
-    taken: list[T] = []
-    with suppress(IndexError):
-        for _ in range(len(held)):
-            taken.append(held.popleft())  # noqa: PERF401
-    return taken
 
 
 class _Farewell:

@@ -156,7 +156,7 @@ class Session:
             self._on_signals,
         )
         if ledger is not None:
-            # What its number means has to be on disk before a rank can die in it.
+            # A rank may die in it before the next beat, and only a beat says what its number means.
             ledger.on_new = safely("keep what is new")(lambda cell: self._pulse.want(keep))
         self._beats = 0
         self._signals_kept_at = 0

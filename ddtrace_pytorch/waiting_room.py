@@ -36,6 +36,8 @@ def _wait(rank: int, world_size: int, seconds: float, over: threading.Event) -> 
         if over.wait(seconds):
             return
         here = [one for one in range(world_size) if is_present(_place(one))]
+        if rank not in here:
+            return  # no names are to be had here, or torch will refuse the number
         words = message(here, ranks_of_host(rank, world_size, os.environ), world_size, socket.gethostname(), seconds)
         warn_first(words, about="init_process_group waits")
         over.wait()
@@ -63,4 +65,4 @@ def message(here: Sequence[int], expected: Sequence[int] | None, world_size: int
         return f"{told}, without {in_words(missing)}, as far as they are traced"
     if expected is None or len(expected) == world_size:
         return f"{told} of {world_size}"
-    return f"{told}, all of this host; one of the {world_size - len(expected)} on others is missed"
+    return f"{told}, all of this host; of the other {world_size - len(expected)} nothing is known here"

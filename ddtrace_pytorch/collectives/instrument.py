@@ -95,12 +95,10 @@ class Instrument:
             self._forced = "auto"
             warn_for_host("DD_PYTORCH_INSTRUMENT=hooks needs torch 2.14 or later; using 'auto'")
 
+    @safely("look who makes a process group")
     def _enter_making(self, name: str, among: Any, over: list[Ended]) -> None:
         """The ranks of the group `among` (None: of the world) wait for each other where a group is made: this one is in
         that from now on, until what `over` gets is called. It is no collective, and counted as none."""
-        safely("look who makes a process group")(self._making)(name, among, over)
-
-    def _making(self, name: str, among: Any, over: list[Ended]) -> None:
         slot = self.in_flight.slot()
         if slot.call is not None or not self._distributed.is_initialized():
             return

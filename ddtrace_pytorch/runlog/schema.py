@@ -59,6 +59,7 @@ _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 # What goes round in a circle ends in a RecursionError, without looking for circles in all that doesn't.
 _as_it_is = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False).encode
+_in_unicode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False, ensure_ascii=False).encode
 
 
 def encode(record: Mapping[str, Any]) -> bytes:
@@ -76,12 +77,13 @@ def encode(record: Mapping[str, Any]) -> bytes:
 
 
 def json_text(value: Any) -> str:
-    """`value` as JSON in ASCII, by the rules of :func:`encode`; never raises."""
+    """`value` as JSON by the rules of :func:`encode`, but with what is not ASCII as it is; never raises."""
     try:
-        text = _as_it_is(value)
+        text = _in_unicode(value)
+        text.encode()  # half of a pair is no text
     except (OverflowError, RecursionError, RuntimeError, TypeError, ValueError):
-        return json.dumps(_plain(value, MAX_DEPTH), separators=(",", ":"), allow_nan=False)
-    return json.dumps(_plain(value, MAX_DEPTH), separators=(",", ":")) if "\\ud" in text else text
+        return _in_unicode(_plain(value, MAX_DEPTH))
+    return text
 
 
 def _encode_slowly(record: Mapping[str, Any]) -> bytes:

@@ -19,6 +19,7 @@ from typing import Any
 
 from ddtrace_pytorch.private import make_directories, make_private
 from ddtrace_pytorch.runlog.schema import SegmentName, encode, parse_name, safe_name
+from ddtrace_pytorch.taking import all_of
 
 QUEUE_FULL = "queue full"
 DISK = "disk"
@@ -110,7 +111,7 @@ class RunLogQueue:
     def take(self) -> tuple[list[Record], int]:
         """What has been put since the last time, oldest first, and how many records were refused since then."""
         self._bytes = 0
-        records = [self._records.popleft() for _ in range(len(self._records))]
+        records = all_of(self._records)
         # A counter can only be read by taking a number from it, so our own readings are taken off again.
         refused = next(self._refused) - self._refused_read
         self._refused_read += 1

@@ -34,17 +34,18 @@ class Astray(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """One that ranks meet in: its number in groups of that label, of which `group` is one."""
+    """One that ranks meet in: its number in groups of that label, of which `group` is one, with its `members`."""
 
     label: str
     key: int
     group: str
+    members: tuple[int, ...]
     operation: str
 
 
 def _call_of(place: Place) -> _Call:
     wait = place.any_wait
-    return _Call(wait.group.label, place.spot.key, place.spot.group, wait.call.operation)
+    return _Call(wait.group.label, place.spot.key, place.spot.group, wait.group.ranks, wait.call.operation)
 
 
 @dataclass(frozen=True)
@@ -109,8 +110,9 @@ def _is_past(rank: int, missed: _Call, ranks: Mapping[int, _Rank]) -> bool:
     mine = ranks[rank]
     others = [
         (one, one.step)
-        for other, one in ranks.items()
+        for other in missed.members
         if other != rank
+        and (one := ranks.get(other)) is not None
         and one.stage == mine.stage
         and (here := one.groups.get(missed.label)) is not None
         and here.name == missed.group

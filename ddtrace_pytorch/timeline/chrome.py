@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -71,7 +70,7 @@ class ChromeSink:
 
     def count(self, process: int, name: str, ts: int, values: Mapping[str, float]) -> None:
         at = f'"ts":{_us(self._since(ts))},"pid":{process},"tid":{process}'
-        self._event(f'{{"ph":"C",{at},"name":{_name(name)},"args":{_text(values)}}}')
+        self._event(f'{{"ph":"C",{at},"name":{_name(name)},"args":{json_text(values)}}}')
 
     def close(self) -> None:
         self._flush()
@@ -103,17 +102,11 @@ def _us(ns: int) -> str:
 
 
 def _name(name: str) -> str:
-    return _text(name if len(name) <= MAX_NAME else name[: MAX_NAME - 1] + "…")
+    return json_text(name if len(name) <= MAX_NAME else name[: MAX_NAME - 1] + "…")
 
 
 def _facts(facts: Mapping[str, Any]) -> str:
-    text = _text(facts)
+    text = json_text(facts)
     if len(text) <= MAX_FACTS:
         return text
-    return _text({"cut off": text[: MAX_FACTS // 2], "characters": len(text)})
-
-
-def _text(value: Any) -> str:
-    """`value` as JSON, with what is not ASCII as it is: the escapes of it are shown as such by Perfetto's viewer."""
-    text = json_text(value)
-    return json.dumps(json.loads(text), ensure_ascii=False, separators=(",", ":")) if "\\u" in text else text
+    return json_text({"cut off": text[: MAX_FACTS // 2], "characters": len(text)})

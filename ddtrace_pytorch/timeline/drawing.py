@@ -40,7 +40,6 @@ THREAD_ITSELF = -1
 # of the track's place, and then what tells apart the lines there.
 NUMBER_BITS = 31
 PLACE_BITS = 4
-LINE_BITS = 16
 
 # So many ends of collectives are taken of one rank to put its clock right.
 ENDS_OF_A_RANK = 200
@@ -271,7 +270,7 @@ class _Lines:
     def __init__(self, sink: Sink, process: int, of: int) -> None:
         self.sink = sink
         self._process = process
-        self._bits = min(NUMBER_BITS - of.bit_length() - PLACE_BITS, LINE_BITS)
+        self._bits = NUMBER_BITS - of.bit_length() - PLACE_BITS
         self._lines: dict[tuple[str, bool, int], Line] = {}
         self._many: Counter[int] = Counter()
 

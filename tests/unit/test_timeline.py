@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import math
 import os
 import subprocess
@@ -22,8 +23,8 @@ from hypothesis import strategies as st
 from ddtrace_pytorch.cli.main import cli
 from ddtrace_pytorch.runlog.reader import scan
 from ddtrace_pytorch.runlog.schema import SegmentName, decode, encode, safe_name
-from ddtrace_pytorch.timeline.chrome import Chrome
-from ddtrace_pytorch.timeline.drawing import Asked, draw
+from ddtrace_pytorch.timeline.chrome import Chrome, ChromeSink
+from ddtrace_pytorch.timeline.drawing import Asked, _Lines, draw
 from ddtrace_pytorch.timeline.quick import LeftOut, sieve
 from ddtrace_pytorch.timeline.selection import Steps, Thinning, Window, thinning_for
 
@@ -178,6 +179,13 @@ def test_lines_are_in_order_from_top_to_bottom_and_lanes_in_that_of_their_number
     ]  # fmt: skip
 
 
+def test_each_of_very_many_threads_has_a_line_of_its_own() -> None:
+    lines = _Lines(ChromeSink(io.BytesIO(), 0), 1, of=64)
+    threads = [lines.get(f"Thread-{number}", True, 0).id for number in range(70_000)]
+    assert threads == sorted({*threads})
+    assert threads[-1] < lines.get("collectives", False, 0).id < lines.get("checkpoints", False, 0).id
+
+
 def test_what_is_not_ascii_is_written_as_it_is(tmp_path: Path) -> None:
     """The viewer shows what an escape says, as it is: a process would be called "rank 0 \\u00b7 host"."""
     said = "Schritt – 步骤 😀"
@@ -192,6 +200,11 @@ def test_what_is_not_ascii_is_written_as_it_is(tmp_path: Path) -> None:
     assert data.count(said.encode()) == 8
     assert of(events, "process_name")["args"]["name"] == f"rank 0 · {said}"
     assert [one["args"]["attributes"] for one in events if one["ph"] == "X"] == [{said: said}]
+    # Of an object with an escape in a name it shows nothing from there on.
+    assert run(tmp_path, "--format", "pftrace").exit_code == 0
+    data = (tmp_path / "out.json").read_bytes()
+    assert b"\\u" not in data
+    assert f'{{"{said}":"{said}"}}'.encode() in data
 
 
 def test_every_record_is_drawn_with_every_1(tmp_path: Path) -> None:
