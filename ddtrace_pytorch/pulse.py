@@ -16,18 +16,21 @@ from ddtrace_pytorch.border import safely
 from ddtrace_pytorch.signal_pipe import SignalPipe
 from ddtrace_pytorch.threads import leave_signals_to_others
 
-# How far apart the runs of a task are that is wanted again and again.
+# How far apart the runs of a task are that is wanted again and again, and how many times what one takes, at least.
 APART_SECONDS = 0.25
+APART_TIMES = 20
 
 
 @dataclass
 class Task:
-    """Something to do every `interval` seconds, the first time at `due` on the monotonic clock; last done at `ran`."""
+    """Something to do every `interval` seconds, the first time at `due` on the monotonic clock; last done at `ran`,
+    which `took` so many seconds."""
 
     run: Callable[[], None]
     interval: float
     due: float
     ran: float = -math.inf
+    took: float = 0.0
 
 
 def task(what: str, run: Callable[[], None], interval: float, first: float | None = None) -> Task:
@@ -50,7 +53,7 @@ class Pulse:
 
     def want(self, one: Task) -> None:
         """Have a task run soon, from any thread; it may be called often."""
-        due = max(time.monotonic(), one.ran + APART_SECONDS)
+        due = max(time.monotonic(), one.ran + max(APART_SECONDS, APART_TIMES * one.took))
         if due < one.due:
             one.due = due
             self._pipe.poke()
@@ -76,5 +79,6 @@ class Pulse:
                 if now >= one.due:
                     # Before the run: it may be wanted again meanwhile. A beat missed while the process was stopped is
                     # not made up for.
-                    one.due, one.ran = max(one.due + one.interval, now), now
+                    one.due, one.ran = max(one.due + one.interval, now), time.monotonic()
                     one.run()
+                    one.took = time.monotonic() - one.ran

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from harness.waiting import until
 
-from ddtrace_pytorch.pulse import APART_SECONDS, Pulse, Task, task
+from ddtrace_pytorch.pulse import APART_SECONDS, APART_TIMES, Pulse, Task, task
 from ddtrace_pytorch.signal_pipe import SignalPipe
 
 
@@ -58,6 +58,16 @@ def test_a_task_that_is_wanted_all_the_time_runs_now_and_then(pulse: Pulse, want
     until(has_run_thrice, 30, "it ran three times")
     times = sorted(ran - {-math.inf})
     assert all(later - earlier >= APART_SECONDS for earlier, later in itertools.pairwise(times))
+
+
+def test_a_task_that_takes_long_is_the_rarer_for_it(pulse: Pulse, wanted: Task, run: Counting) -> None:
+    pulse.want(wanted)
+    until(lambda: run.times == 1, 30, "it ran")
+    wanted.took = 0.05
+    before = wanted.ran
+    pulse.want(wanted)
+    until(lambda: run.times == 2, 30, "it ran again")
+    assert wanted.ran - before >= APART_TIMES * 0.05
 
 
 def test_a_task_that_is_wanted_while_it_runs_runs_again(wanted: Task, run: Counting) -> None:
