@@ -192,13 +192,13 @@ def test_of_too_many_spans_in_a_step_the_number_of_those_not_sent_is_told(
 
 
 def test_outside_of_steps_the_first_of_a_name_is_sent_and_then_one_in_so_many(told: Told) -> None:
-    for number in range(25):
+    for number in range(19):  # so few that none is slow yet, however busy the machine
         with span("often", number=number):
             pass
     with span("once"):
         pass
     told.records.beat()
-    assert [one.metrics.get("number") for one in told.exporter.spans] == [0, 10, 20, None]
+    assert [one.metrics.get("number") for one in told.exporter.spans] == [0, 10, None]
 
 
 def test_outside_of_steps_a_span_hangs_on_the_next_one_around_it_that_is_sent(told: Told) -> None:
