@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -15,9 +17,12 @@ T = TypeVar("T")
 WORTH_IT = 64_000_000
 
 MOST = 16
+# Of what a process has done, so much may wait until it is taken.
+PIPE_BYTES = 1 << 20
 
-# What a child that is forked finds to do; so that nothing of it has to be sent there.
-_task: Callable[[int], Any] | None = None
+
+class Lost(Exception):
+    """A process ended before it was done."""
 
 
 def workers_for(size: int) -> int:
@@ -26,21 +31,58 @@ def workers_for(size: int) -> int:
 
 
 def each(task: Callable[[int], T], many: int, workers: int) -> Iterator[T]:
-    """What `task` gives for each number below `many`, in order."""
-    if workers < 2 or many < 2:
+    """What `task` gives for each number below `many`, in order.
+
+    Raises:
+        Lost: one of the processes was killed.
+        Exception: what `task` raised.
+    """
+    workers = min(workers, many)
+    if workers < 2:
         yield from map(task, range(many))
         return
-    global _task
-    _task = task
-    with ProcessPoolExecutor(min(workers, many), mp_context=get_context("fork"), initializer=_end_at_once) as pool:
-        yield from pool.map(_do, range(many), chunksize=max(many // workers // 16, 1))
+    context, crew, taken = get_context("fork"), [], list[Connection]()
+    # A child that is interrupted before it has got ready would say so.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        for first in range(workers):
+            takes, gives = context.Pipe(duplex=False)
+            with suppress(OSError):  # the user may have no more of them
+                fcntl.fcntl(gives.fileno(), fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+            taken.append(takes)
+            child = context.Process(target=_work, args=(task, range(first, many, workers), gives, taken), daemon=True)
+            child.start()
+            crew.append(child)
+            gives.close()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number in range(many):
+            done, error = taken[number % workers].recv()
+            if error is not None:
+                raise error
+            yield done
+    except EOFError:
+        raise Lost("a process that read a part of it was killed, perhaps for want of memory") from None
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for child in crew:
+            child.kill()
+        for child in crew:
+            child.join()
+        for takes in taken:
+            takes.close()
 
 
-def _end_at_once() -> None:
-    """By Ctrl-C, of which the first process tells."""
+def _work(task: Callable[[int], Any], numbers: range, gives: Connection, others: list[Connection]) -> None:
+    """In the child. A Ctrl-C ends it at once, of which the first process tells."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def _do(at: int) -> Any:
-    assert _task is not None
-    return _task(at)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    # Whoever has the other end keeps a pipe open, though nobody reads it any more.
+    for takes in others:
+        takes.close()
+    try:
+        for number in numbers:
+            gives.send((task(number), None))
+    except BrokenPipeError:
+        pass  # nobody wants the rest
+    except Exception as error:
+        gives.send((None, error))
