@@ -19,8 +19,10 @@ TRAIN = """
     import torch, torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel as DDP
 
+    rank = int(os.environ["RANK"])
     for life in range(2):
-        dist.init_process_group("gloo")
+        store = dist.FileStore(os.environ["PARENT_CONTEXT"] + f"-{life}", 2)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
         net = DDP(torch.nn.Linear(4, 4))
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         end = time.monotonic() + 1.5
