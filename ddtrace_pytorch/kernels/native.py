@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ddtrace_pytorch.border import safely
+from ddtrace_pytorch.kernels.symbols import functions
 
 TELL = "tell the native GPU tracer of the rank span"
 _SET, _CLEAR = "dd_set_global_parent_context", "dd_clear_global_parent_context"
@@ -60,16 +61,12 @@ class NativeParent:
     def look(self) -> None:
         """Look for the functions, if they weren't there yet, and hand over what there is to know."""
         if self._set is None:
-            # That lets nobody else run in between: letting others run costs more than the call.
-            here = ctypes.PyDLL(None)
-            try:
-                # A parent that can't be taken back is worse than none.
-                clear, handing = here[_CLEAR], here[_SET]
-            except AttributeError:
+            # Both: a parent that can't be taken back is worse than none.
+            found = functions(_SET, _CLEAR)
+            if found is None:
                 return
-            clear.argtypes, clear.restype = [], None
-            handing.argtypes, handing.restype = _SET_ARGUMENTS, None
-            self._clear, self._set = clear, handing
+            self._set, self._clear = found
+            found[0].argtypes, found[1].argtypes = _SET_ARGUMENTS, []
         self.hand_over()
 
     @safely(TELL)

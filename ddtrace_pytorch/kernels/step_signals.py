@@ -6,8 +6,9 @@ any time, so what isn't there is looked for again at each :meth:`StepSignals.loo
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
+
+from ddtrace_pytorch.kernels.symbols import functions
 
 _BEGIN, _END = "dd_training_step_begin", "dd_training_step_end"
 
@@ -24,14 +25,11 @@ class StepSignals:
         """Look for the functions, if they weren't there yet; a step begins where they are found."""
         if self._begin is not None:
             return
-        # That lets nobody else run in between: letting others run costs more than the call.
-        here = ctypes.PyDLL(None)
-        try:
-            begin, end = here[_BEGIN], here[_END]
-        except AttributeError:
+        found = functions(_BEGIN, _END)
+        if found is None:
             return
-        for function in (begin, end):
-            function.argtypes, function.restype = [], None
+        begin, end = found
+        begin.argtypes = end.argtypes = []
         self._begin, self._end = begin, end
         self._open = True
         begin()

@@ -4,35 +4,17 @@
  * -DNO_CLEAR, -DNO_SET: without that function.
  */
 
-#include <fcntl.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
+
+#include "noting.h"
 
 static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
 static const char *const *kept_keys, *const *kept_values;
 static size_t kept;
-
-static void note(const char *line)
-{
-    const char *base = getenv("PARENT_CONTEXT");
-    char path[4096];
-    if (base == NULL)
-        return;
-    snprintf(path, sizeof path, "%s.%d", base, (int)getpid());
-    int file = open(path, O_WRONLY | O_APPEND | O_CREAT, 0600);
-    if (file >= 0) {
-        if (write(file, line, strlen(line)) != (ssize_t)strlen(line))
-            abort();
-        close(file);
-    }
-}
 
 static size_t tags(char *to, size_t room, const char *const *keys, const char *const *values, size_t count)
 {
@@ -49,7 +31,7 @@ static void note_kept(void)
     if (kept) {
         tags(line + 4, sizeof line - 6, kept_keys, kept_values, kept);
         strcat(line, "\n");
-        note(line);
+        note("PARENT_CONTEXT", line);
     }
 }
 
@@ -65,7 +47,7 @@ void dd_set_global_parent_context(uint64_t trace_id_lo, uint64_t trace_id_hi, ui
                                    trace_id_lo, trace_id_hi, span_id, has_sampling_priority, sampling_priority, count);
     tags(line + used, sizeof line - used - 2, keys, values, count);
     strcat(line, "\n");
-    note(line);
+    note("PARENT_CONTEXT", line);
     kept_keys = keys;
     kept_values = values;
     kept = count;
@@ -79,7 +61,7 @@ void dd_clear_global_parent_context(void)
     pthread_mutex_lock(&one_at_a_time);
     note_kept();
     kept = 0;
-    note("clear\n");
+    note("PARENT_CONTEXT", "clear\n");
     pthread_mutex_unlock(&one_at_a_time);
 }
 #endif
