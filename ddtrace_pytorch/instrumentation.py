@@ -147,6 +147,7 @@ class Instrumentation:
         dataloader.watch(self.lifecycle, self._undo)
         checkpoint.watch(self.lifecycle, self._undo)
         self._undo.append(collector.watch(self.lifecycle))
+        self._undo += self.lifecycle.profilers.watch(torch)
         if self._listens:
             self.lifecycle.meet_torch(torch)
         else:

@@ -16,6 +16,7 @@ from ddtrace_pytorch.border import safely
 from ddtrace_pytorch.collectives.group_lives import GroupLives
 from ddtrace_pytorch.compiler import leave_package_uncompiled
 from ddtrace_pytorch.identity import mesh
+from ddtrace_pytorch.kernels.profilers import Profilers
 from ddtrace_pytorch.records import switch
 from ddtrace_pytorch.spans import End
 from ddtrace_pytorch.termination import Handler
@@ -43,6 +44,7 @@ class Lifecycle:
         self.progress = Progress()
         self.steps = Steps(self.progress, self._first_stepped, self._stepped)
         self.loaders = Loaders()
+        self.profilers = Profilers()
         # Of the session that is open, or of the next: a trainer, for one, is made before its process group.
         self._makeup = Makeup()
         self._learning = threading.RLock()
@@ -150,6 +152,7 @@ class Lifecycle:
         """No SIGTERM between the fork and :meth:`after_fork_in_child`: the child would write it into the pipe that it
         still shares with its parent, and the parent would die of it."""
         if self.current is not None:
+            self.current.windows.cut("the process forked")
             self._forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
     def after_fork(self) -> None:
@@ -189,7 +192,7 @@ class Lifecycle:
             self.steps.begin_anew(1 if member is not None and member.store is not None else None)
             recorder = self._recorder = self._recorder or self._new_recorder()
             session = self.current = opening.open_session(
-                member, self.instrument, self._handler, self.lives, self.steps, recorder
+                member, self.instrument, self._handler, self.lives, self.steps, self.profilers, recorder
             )
         # A process whose records weren't heard, because it was forked from one with a session, has one of its own now.
         switch.recorder = recorder if session is not None else None

@@ -18,6 +18,7 @@ from ddtrace_pytorch.border import speak_for
 from ddtrace_pytorch.collectives.group_lives import GroupLives
 from ddtrace_pytorch.identity import place
 from ddtrace_pytorch.identity.describe import Member
+from ddtrace_pytorch.kernels.profilers import Profilers
 from ddtrace_pytorch.records.recorder import Recorder
 from ddtrace_pytorch.session import Session
 from ddtrace_pytorch.settings import Settings
@@ -87,6 +88,7 @@ def open_session(
     handler: Handler,
     lives: GroupLives,
     steps: Steps,
+    profilers: Profilers,
     recorder: Recorder | None,
 ) -> Session | None:
     """A session, open; None where the settings want none. Without `member`, of a single process that trains."""
@@ -96,7 +98,7 @@ def open_session(
     if member is not None and member.place_known:
         speak_for(member.rank)
     place = member or Member(rank=0, world_size=1)
-    session = Session(place, settings, instrument, handler, lives, steps, recorder)
+    session = Session(place, settings, instrument, handler, lives, steps, profilers, recorder)
     session.open()
     return session
 

@@ -35,6 +35,8 @@ from ddtrace_pytorch.identity.introduction import GENERATED, Introduced, Introdu
 from ddtrace_pytorch.identity.meeting import Meeting
 from ddtrace_pytorch.identity.topology import find_nodes, this_node
 from ddtrace_pytorch.kernels.native import Context, NativeParent
+from ddtrace_pytorch.kernels.profilers import Profilers
+from ddtrace_pytorch.kernels.windows import Windows
 from ddtrace_pytorch.lookout import Lookout
 from ddtrace_pytorch.pulse import Pulse, task
 from ddtrace_pytorch.rank_span import Piece, RankSpan
@@ -73,6 +75,7 @@ class Session:
         handler: Handler,
         lives: GroupLives,
         steps: Steps,
+        profilers: Profilers,
         recorder: Recorder | None = None,
     ) -> None:
         """Build without side effects; :meth:`open` starts the threads. Costs the training thread about 1 ms."""
@@ -119,6 +122,17 @@ class Session:
         if ledger is not None:
             ledger.step = lambda: steps.progress.step.number
         self._training = Training(settings, self._clock, self.span, self._exporter, steps, ledger)
+        self.windows = Windows(
+            settings,
+            self._clock,
+            self.span,
+            self._exporter,
+            steps,
+            profilers,
+            (member.rank, member.world_size, member.backend),
+            self._run_ids,
+        )
+        self._training.chosen = self.windows.takes
         self._records: Records | None = None
         if recorder is not None and settings.records:
             self._records = Records(recorder, self._clock, self.span, self._exporter)
@@ -139,10 +153,12 @@ class Session:
         self._store_thread = threading.Thread(target=self._meet, name="ddtrace_pytorch.store", daemon=True)
         self._handler = handler
         keep = task("keep where this rank is", self._lookout.keep, math.inf)
+        read = task("read a profiler window", self.windows.read, math.inf)
         self._pulse = Pulse(
             [
                 task("beat", self._beat, BEAT_SECONDS),
                 keep,
+                read,
                 task("sum up", self._summarise, settings.summary_seconds),
                 task("rotate the rank span", self.rotate, settings.rotation_seconds),
                 task(
@@ -155,6 +171,7 @@ class Session:
             handler.pipe,
             self._on_signals,
         )
+        self.windows.wake = lambda: self._pulse.want(read)
         if ledger is not None:
             # A rank may die in it before the next beat, and only a beat says what its number means.
             ledger.on_new = safely("keep what is new")(lambda cell: self._pulse.want(keep))
@@ -185,6 +202,8 @@ class Session:
         self._native.look()
         self._watch_collectives()
         self._training.open()
+        if self.windows.open():
+            self._training.at_turns(self.windows.turned)
         if self._records is not None:
             self._records.open()
 
@@ -206,6 +225,7 @@ class Session:
 
     def _close(self, end: End, deadline: Deadline) -> None:
         before_export = deadline.earlier(EXPORT_SECONDS)
+        self.windows.cut("the session ended")
         self._lookout.say_why(before_export)
         self.leave_store(before_export)
         if self._introduced is None:
@@ -218,6 +238,7 @@ class Session:
         if self._records is not None:
             self._records.gather(before_export)
         self._close_training(end)
+        self.windows.close(before_export)
         if self._records is not None:
             self._records.close()
         self._finish(end)
@@ -279,6 +300,7 @@ class Session:
         self._native.abandon()
         self._lookout.abandon()
         self._training.abandon()
+        self.windows.abandon()
         if self._collectives is not None:
             self._collectives.abandon()
 
@@ -458,6 +480,7 @@ class Session:
         self._beats += 1
         self._handler.look()
         self._training.beat()
+        self.windows.beat()
         steps = self._training.count
         beat: dict[str, Any] = {"type": "beat", "ts": self._clock.now(), "seq": self._beats, "steps": steps}
         learnt: dict[str, Fact] = {"pytorch.steps": steps}

@@ -143,7 +143,7 @@ def _as_monitor_collectives(raw: str) -> bool:
 
 @dataclass(frozen=True)
 class RankChoice:
-    """Which ranks write a run log: ``all``, numbers and ranges (``0,8-15``), or every n-th (``%8``)."""
+    """Which ranks are chosen: ``all``, numbers and ranges (``0,8-15``), or every n-th (``%8``)."""
 
     text: str
     ranges: tuple[range, ...] = ()
@@ -161,7 +161,7 @@ class RankChoice:
 
 
 def rank_choice(raw: str) -> RankChoice:
-    """The ranks that the text of DD_PYTORCH_LOG_RANKS chooses; :class:`BadValue` if it can't be read."""
+    """The ranks that the text of DD_PYTORCH_LOG_RANKS, or its like, chooses; :class:`BadValue` if it can't be read."""
     text = raw.strip().lower()
     if text == "all":
         return RankChoice(text)
@@ -372,6 +372,62 @@ TABLE: tuple[Setting, ...] = (
         "The role of this process, such as `trainer`, `rollout` or `reward`.",
     ),
     Setting(
+        "DD_PYTORCH_PROFILE_EVERY",
+        "profile_every",
+        _whole(0, 10**9),
+        "0",
+        "A window of torch's profiler every so many steps, at the same ones on all ranks; 0: none.",
+    ),
+    Setting(
+        "DD_PYTORCH_PROFILE_WARMUP",
+        "profile_warmup",
+        _whole(0, 1000),
+        "1",
+        "Steps before a window in which the profiler is on already, and nothing is kept.",
+    ),
+    Setting("DD_PYTORCH_PROFILE_ACTIVE", "profile_active", _whole(1, 1000), "2", "Steps that a window takes."),
+    Setting(
+        "DD_PYTORCH_PROFILE_RANKS",
+        "profile_ranks",
+        rank_choice,
+        "all",
+        "Ranks that have windows: `all`, `0,8-15` or `%8` (every eighth).",
+    ),
+    Setting(
+        "DD_PYTORCH_PROFILE_MAX_MB",
+        "profile_max_mb",
+        _number(0.001, 1_048_576.0),
+        "256",
+        "Cap of one rank's traces on disk, in MiB; the oldest go first.",
+    ),
+    Setting(
+        "DD_PYTORCH_PROFILE_CPU",
+        "profile_cpu",
+        _switch,
+        "false",
+        "`true`: windows also record operators on the CPU, as they do where no GPU is used.",
+    ),
+    Setting(
+        "DD_PYTORCH_PROFILE_SHAPES", "profile_shapes", _switch, "false", "`true`: … and the shapes of their inputs."
+    ),
+    Setting(
+        "DD_PYTORCH_PROFILE_STACKS", "profile_stacks", _switch, "false", "`true`: … and where in your code they were."
+    ),
+    Setting(
+        "DD_PYTORCH_PROFILE_MEMORY",
+        "profile_memory",
+        _switch,
+        "false",
+        "`true`: windows also record what memory tensors take and give back.",
+    ),
+    Setting(
+        "DD_PYTORCH_PROFILE_DIR",
+        "profile_dir",
+        _optional_path,
+        "",
+        "Directory of the traces; otherwise beside the run log.",
+    ),
+    Setting(
         "DD_PYTORCH_STATE_DIR",
         "state_dir",
         _optional_path,
@@ -411,6 +467,16 @@ class Settings:
     log_metadata: tuple[tuple[str, str], ...]
     records: bool
     source: str
+    profile_every: int
+    profile_warmup: int
+    profile_active: int
+    profile_ranks: RankChoice
+    profile_max_mb: float
+    profile_cpu: bool
+    profile_shapes: bool
+    profile_stacks: bool
+    profile_memory: bool
+    profile_dir: str | None
     state_dir: str | None
     complaints: tuple[str, ...] = ()
 

@@ -48,6 +48,7 @@ RECORDS: Mapping[str, frozenset[str]] = {
         ("beat", "seq steps calls groups", ()),
         ("state", "why state", ()),
         ("verdict", "kind detail ranks doing moves group op key usual waiting message culprits tags", ()),
+        ("profile", "step steps how state why start duration activity path bytes of metrics kernels longest", ()),
         ("drop", "reason count bytes", ()),
     )
 }  # fmt: skip

@@ -37,8 +37,8 @@ MEMORY_NS = 100_000_000
 
 
 class Training:
-    """From :meth:`open` to :meth:`close`. `more_of` gives what else there is to say of a step that gets a span, and
-    `more` of all since it was last asked; a session sets them."""
+    """From :meth:`open` to :meth:`close`. `more_of` gives what else there is to say of a step that gets a span, `more`
+    of all since it was last asked, and `chosen` whether a step gets a span in any case; a session sets them."""
 
     def __init__(
         self,
@@ -51,6 +51,7 @@ class Training:
     ) -> None:
         self.more_of: Callable[[Step], Mapping[str, Fact]] = lambda step: {}
         self.more: Callable[[], Mapping[str, Fact]] = dict
+        self.chosen: Callable[[Step], bool] = lambda step: False
         self.count = 0
         self._told = 0
         self._sample = settings.step_sample
@@ -60,6 +61,7 @@ class Training:
         self._steps = steps
         self._collectives = collectives.blocked if collectives is not None else _none
         self._signals = StepSignals() if settings.step_profiling else None
+        self._turn: Callable[[], object] | None = None
         self._ended: deque[tuple[Step, Reading, Reading, Memory | None]] = deque()
         self._lost = 0
         self._lately: deque[int] = deque(maxlen=COMPARED)
@@ -75,6 +77,12 @@ class Training:
         self._steps.collectives = self._collectives
         if self._signals is not None:
             self._signals.look()
+            self.at_turns(self._signals.turn)
+
+    def at_turns(self, call: Callable[[], object]) -> None:
+        """Have something called as one step ends and the next begins, on the thread that trains."""
+        before = self._turn
+        self._turn = call if before is None else lambda: (before(), call())
 
     def ended(self, step: Step, start: Reading, end: Reading) -> None:
         """A step is over; on the thread that trains."""
@@ -89,8 +97,8 @@ class Training:
             self._lost += 1
 
     def turned(self) -> None:
-        if self._signals is not None:
-            self._signals.turn()
+        if self._turn is not None:
+            self._turn()
 
     def beat(self, last: bool = False) -> None:
         """Tell of the steps that have ended. The `last` of all gets a span in any case."""
@@ -109,6 +117,7 @@ class Training:
                 # With what is made, compiled and warmed up in it, it says nothing about the others.
                 self._first = times.wall
             regular = bool(self._sample) and (step.number or 0) % self._sample == 0
+            regular = self.chosen(step) or regular
             self._tell(step, start[0], times, memory, regular or times.wall > slow or (last and not self._ended))
         lost, self._lost = self._lost, 0
         self._exporter.count_lost("too many steps", lost)

@@ -200,6 +200,12 @@ class Steps:
                     self._look_ahead()
         self.data_ns += ended - started
 
+    @property
+    def next_number(self) -> int | None:
+        """While a listener is told of a turn: the number of the step that begins with it."""
+        number = self._open.number
+        return number + 1 if self._turned and number is not None else number
+
     def leave(self, over: bool = False, interrupted: bool = False) -> tuple[Step, Reading, Reading]:
         """The session ends: a step that had ended, as far as one can tell now, is told of. One that the user began
         ends with nothing but the next: now where all is `over`, and not at all where it is `interrupted`. Gives what is

@@ -1,0 +1,103 @@
+"""Whether a profiler of the user's is there, in any state of its schedule, and who of us has to give way to it.
+
+torch says of a profiler that it is on only while it records: not while its schedule waits or warms up, and of its own
+thread alone. A second profiler that starts empties the first one. So what begins and ends them is watched.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ddtrace_pytorch import in_place
+from ddtrace_pytorch.border import leave_no_trace, safely
+
+Undo = Callable[[], None]
+
+# Where each class is, and by which methods one of it begins and ends.
+_CLASSES = (
+    ("profiler.profile", "start", "stop"),
+    ("profiler.profiler._KinetoProfile", "start", "stop"),
+    ("autograd.profiler.profile", "__enter__", "__exit__"),
+    ("autograd.profiler.emit_nvtx", "__enter__", "__exit__"),
+    ("autograd.profiler.emit_itt", "__enter__", "__exit__"),
+)
+
+
+class Ours(Protocol):
+    """A window of ours that is open."""
+
+    def give_way(self) -> None:
+        """A profiler of the user's is about to begin, on this thread."""
+
+
+class Profilers:
+    """Those of this process, whatever sessions there are. `ours`: a window of ours that is open."""
+
+    def __init__(self) -> None:
+        self.ours: Ours | None = None
+        # By the id of each that has begun and not ended; one that is forgotten unended goes with its last reference.
+        self._begun: dict[int, weakref.ref[Any]] = {}
+
+    def watch(self, torch: Any) -> list[Undo]:
+        """Be told when one begins and ends; gives what undoes it."""
+        undo: list[Undo] = []
+        for path, begins, ends in _CLASSES:
+            owner = functools.reduce(lambda found, name: getattr(found, name, None), path.split("."), torch)
+            if owner is None:
+                continue
+            for name, around in ((begins, self._around_begin), (ends, self._around_end)):
+                if name in vars(owner):
+                    undo += in_place.place_in([owner], name, around)[0]
+        return undo
+
+    def of_the_user(self, torch: Any) -> bool:
+        """Whether there is one now that isn't ours. Called on the thread that trains."""
+        if self._begun:
+            return True
+        profiler = torch.autograd.profiler
+        on = getattr(profiler, "_is_profiler_enabled", False) or torch._C._autograd._profiler_enabled()
+        return bool(on) and self.ours is None
+
+    def _around_begin(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def begin(self_: Any, *args: Any, **kwargs: Any) -> Any:
+            self._begins(self_)
+            try:
+                return original(self_, *args, **kwargs)
+            except BaseException as error:
+                leave_no_trace(error)
+                self._ended(self_)
+                raise
+
+        return begin
+
+    def _around_end(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def end(self_: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(self_, *args, **kwargs)
+            except BaseException as error:
+                leave_no_trace(error)
+                raise
+            finally:
+                self._ended(self_)
+
+        return end
+
+    @safely("give way to a profiler of yours")
+    def _begins(self, profiler: Any) -> None:
+        key = id(profiler)
+
+        def forget(gone: weakref.ref[Any]) -> None:
+            if self._begun.get(key) is gone:
+                del self._begun[key]
+
+        self._begun[key] = weakref.ref(profiler, forget)
+        if self.ours is not None:
+            self.ours.give_way()
+
+    def _ended(self, profiler: Any) -> None:
+        self._begun.pop(id(profiler), None)

@@ -1,0 +1,132 @@
+"""One window of torch's own profiler: begun, started and ended on one thread, at the borders of steps.
+
+Not `torch.profiler.profile`: to prepare that one imports the compiler, and on older releases it reads all events on the
+thread that trains.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ddtrace_pytorch.kernels.symbols import functions
+from ddtrace_pytorch.kernels.trace_file import metadata
+
+# Kineto and CUPTI read them once. What is on stderr for each window, and what a job is slowed by after one for good:
+# the user's own words stand.
+_QUIET = ("KINETO_LOG_LEVEL", "6")
+_TEAR_DOWN = ("TEARDOWN_CUPTI", "1")
+
+# By what other clients of CUPTI are loaded, which has room for one.
+_INJECTIONS = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")
+_NATIVE_TRACER = "dd_set_global_parent_context"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is recorded; `gpu` and `cpu`: what ran there."""
+
+    cpu: bool
+    gpu: bool
+    shapes: bool = False
+    stacks: bool = False
+    memory: bool = False
+
+    @property
+    def activity(self) -> str:
+        return "+".join(word for word, on in (("gpu", self.gpu), ("cpu", self.cpu)) if on)
+
+
+def gpu_is_there(torch: Any) -> bool:
+    """Whether there is one to profile: that the user's code has initialised, for we don't."""
+    cuda = getattr(torch.autograd.ProfilerActivity, "CUDA", None)
+    return cuda in torch.autograd._supported_activities() and bool(torch.cuda.is_initialized())
+
+
+def prepare_environment(torch: Any) -> None:
+    """Before the first window, and in time: what is read once can't be changed later."""
+    os.environ.setdefault(*_QUIET)
+    if torch.version.cuda is not None:
+        os.environ.setdefault(*_TEAR_DOWN)
+
+
+def in_the_way(torch: Any, gpu: bool, environ: Mapping[str, str]) -> str | None:
+    """Why there can be no window now, on this thread; None if there can."""
+    if getattr(torch._C, "_current_graph_task_id", lambda: -1)() != -1:
+        return "an optimizer steps in the midst of a backward pass"
+    if not gpu:
+        return None
+    for name in _INJECTIONS:
+        if environ.get(name):
+            return f"another profiler is there ({name})"
+    if functions(_NATIVE_TRACER) is not None:
+        return "Datadog's native GPU tracer is there"
+    if torch.cuda.is_current_stream_capturing():
+        return "a CUDA graph is being captured"
+    return None
+
+
+class Window:
+    """From :meth:`prepare` by :meth:`start` to :meth:`end`, or to :meth:`cancel` at any time."""
+
+    def __init__(self, torch: Any, options: Options) -> None:
+        self._torch = torch
+        self._options = options
+        self._started = False
+        # `use_cpu` chooses nothing here: what does is the set of activities, the same on all releases.
+        self._profiler = torch.autograd.profiler.profile(
+            use_cpu=True,
+            use_kineto=True,
+            record_shapes=options.shapes,
+            with_stack=options.stacks,
+            profile_memory=options.memory,
+        )
+        kinds = torch.autograd.ProfilerActivity
+        self._profiler.kineto_activities = {
+            kind for kind, on in ((getattr(kinds, "CUDA", None), options.gpu), (kinds.CPU, options.cpu)) if on
+        }
+
+    def prepare(self) -> None:
+        """Warm up: what it costs to begin is spent, and nothing is kept."""
+        self._profiler._prepare_trace()
+
+    def start(self, rank: int, world_size: int, backend: str | None) -> None:
+        """Record, from here on."""
+        self._started = True
+        self._profiler._start_trace()
+        add = self._torch.autograd._add_metadata_json
+        place = {"rank": rank, "world_size": world_size, "backend": backend or "none"}
+        text = metadata(backend=place["backend"])
+        # Viewers of many ranks' traces tell them apart by this.
+        add("distributedInfo", json.dumps(place | text))
+        for name, on in (
+            ("record_shapes", self._options.shapes),
+            ("with_stack", self._options.stacks),
+            ("profile_memory", self._options.memory),
+        ):
+            if on:
+                add(name, "1")
+
+    def settle(self) -> None:
+        """Wait until the GPU has done what was asked of it: what isn't over isn't recorded."""
+        if self._options.gpu:
+            self._torch.cuda.synchronize()
+
+    def end(self) -> Any:
+        """Record no more; gives the results, with `events` and `save`."""
+        try:
+            return self._torch.autograd._disable_profiler()
+        finally:
+            stopped = getattr(sys.modules["torch.autograd.profiler"], "_run_on_profiler_stop", None)
+            if stopped is not None:
+                stopped()
+
+    def cancel(self) -> None:
+        """End, without results."""
+        if not self._started:
+            self._profiler._start_trace()
+        self.end()

@@ -1,0 +1,438 @@
+"""The profiler windows of one session: begun and ended where steps are, read and written where nobody waits for it.
+
+The thread that trains begins and ends a window; the Pulse sees that one has ended, and gives it to a thread of its own,
+which lives as long as that takes; the Pulse tells what came of it. No two are in hand at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from threading import get_ident
+from typing import Any
+
+from ddtrace_pytorch.border import in_words, pass_on, safely, warn_first
+from ddtrace_pytorch.clock import Clock
+from ddtrace_pytorch.deadline import Deadline
+from ddtrace_pytorch.exporter import Exporter
+from ddtrace_pytorch.kernels import reading, trace_file, window_telling
+from ddtrace_pytorch.kernels.aggregates import Aggregates, Event, aggregate
+from ddtrace_pytorch.kernels.profilers import Profilers
+from ddtrace_pytorch.kernels.schedule import Plan, Schedule
+from ddtrace_pytorch.kernels.trace_file import NoTrace
+from ddtrace_pytorch.kernels.window import Options, Window, gpu_is_there, in_the_way, prepare_environment
+from ddtrace_pytorch.kernels.window_telling import Told
+from ddtrace_pytorch.private import make_directories, make_private
+from ddtrace_pytorch.rank_span import Piece, RankSpan
+from ddtrace_pytorch.runlog.writer import MIB, log_directory
+from ddtrace_pytorch.settings import Settings
+from ddtrace_pytorch.threads import leave_signals_to_others
+from ddtrace_pytorch.training.progress import Step
+from ddtrace_pytorch.training.steps import Steps
+
+# The directory of the traces, in that of the run.
+FOLDER = "profiles"
+# Of a step that is in a window.
+TAG = "profile"
+# Windows whose steps may still be told of.
+_REMEMBERED = 8
+SCHEDULED, BY_HAND = "schedule", "by hand"
+
+
+@dataclass
+class _Open:
+    """A window that has begun. `start`: when it began to record, in ns since the epoch, and `ahead`: by how much the
+    system's clock was ahead of ours then."""
+
+    window: Window
+    plan: Plan
+    how: str
+    options: Options
+    thread: int
+    start: int | None = None
+    ahead: int = 0
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """One that has ended, to be read."""
+
+    results: Any
+    plan: Plan
+    how: str
+    activity: str
+    start: int
+    end: int
+    ahead: int
+    cut: str | None
+
+
+class Windows:
+    """From :meth:`open` to :meth:`close`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        span: RankSpan,
+        exporter: Exporter,
+        steps: Steps,
+        profilers: Profilers,
+        place: tuple[int, int, str | None],
+        run: Callable[[], tuple[str, str] | None],
+    ) -> None:
+        """`place`: rank, world size, backend; `run`: as the exporter has it. `wake`: have :meth:`beat` called soon; a
+        session sets it."""
+        self.wake: Callable[[], object] = lambda: None
+        self._settings = settings
+        self._clock = clock
+        self._span = span
+        self._exporter = exporter
+        self._steps = steps
+        self._profilers = profilers
+        self._place = place
+        self._run_ids = run
+        self._schedule = Schedule(settings.profile_every, settings.profile_warmup, settings.profile_active)
+        self._again: Plan | None = None
+        self._tried_again = False
+        self._past = 0
+        self._open: _Open | None = None
+        self._ended: deque[_Ended] = deque()
+        self._reader: threading.Thread | None = None
+        self._told: deque[Told] = deque()
+        self._waiting: deque[Told] = deque()
+        self._steps_of: deque[tuple[Plan, dict[int, tuple[Step, Piece]]]] = deque(maxlen=_REMEMBERED)
+        self._hurry = False
+        self._over = False
+        self._counts = {"windows": 0, "failed": 0}
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether there are any, without being asked for one by one."""
+        return self._schedule.every > 0 and self._place[0] in self._settings.profile_ranks
+
+    @safely("schedule profiler windows")
+    def open(self) -> bool:
+        """Whether it is to be told of each turn from one step to the next."""
+        if not self.scheduled:
+            return False
+        if self._schedule.overlaps:
+            warn_first(
+                f"DD_PYTORCH_PROFILE_EVERY={self._schedule.every} is less than a window takes "
+                f"({self._schedule.warmup} + {self._schedule.active} steps); there are no profiler windows"
+            )
+            return False
+        prepare_environment(sys.modules["torch"])
+        return True
+
+    @safely("follow the steps with a profiler")
+    def turned(self) -> None:
+        """One step ends, and the next begins; on the thread that trains."""
+        number = self._steps.next_number
+        if number is None:
+            return
+        open_ = self._open
+        if open_ is None:
+            plan = self._plan_at(number)
+            if plan is not None and not self._over:
+                self._begin(plan, SCHEDULED, number)
+        elif open_.thread == get_ident() and open_.how != BY_HAND:
+            self._go_on(open_, number)
+
+    @safely("begin a profiler window")
+    def begin_by_hand(self) -> bool:
+        """The user asks for one, from here until :meth:`end_by_hand`; whether there is one now."""
+        if self._over:
+            return False
+        step = self._steps.progress.step.number or 0
+        prepare_environment(sys.modules["torch"])
+        self._begin(Plan(step, 1), BY_HAND, step)
+        return self._open is not None and self._open.how == BY_HAND
+
+    @safely("end a profiler window")
+    def end_by_hand(self) -> None:
+        open_ = self._open
+        if open_ is not None and open_.how == BY_HAND and open_.thread == get_ident():
+            step = self._steps.progress.step.number or 0
+            open_.plan = Plan(open_.plan.first, max(step - open_.plan.first, 1))
+            self._end(open_)
+
+    @safely("give way to a profiler of yours")
+    def give_way(self) -> None:
+        """A profiler of the user's begins on this thread."""
+        open_ = self._open
+        if open_ is not None and open_.thread == get_ident():
+            self._drop(open_, window_telling.ABANDONED, "a profiler of yours began")
+
+    @safely("end a profiler window early")
+    def cut(self, why: str) -> None:
+        """End it here, if it was begun on this thread: what it has is kept."""
+        open_ = self._open
+        if open_ is None or open_.thread != get_ident():
+            return
+        if open_.start is None:
+            self._drop(open_, window_telling.SKIPPED, why)
+        else:
+            self._end(open_, why)
+
+    def takes(self, step: Step) -> bool:
+        """Whether a window took `step`, which is about to be told of; it is tagged then. On the Pulse."""
+        for plan, known in self._steps_of:
+            if step.number is not None and plan.first <= step.number < plan.ends_before:
+                step.tags[TAG] = None
+                known[step.number] = step, self._span.piece
+                return True
+        return False
+
+    @safely("read a profiler window")
+    def read(self) -> None:
+        """Have what has ended read on a thread of its own. On the Pulse."""
+        reader = self._reader
+        if reader is not None and not reader.is_alive():
+            reader = self._reader = None
+        if reader is None and self._ended:
+            reader = threading.Thread(
+                target=self._read, args=(self._ended[0],), name="ddtrace_pytorch.profile", daemon=True
+            )
+            reader.start()
+            self._reader = reader
+
+    @safely("tell of profiler windows")
+    def beat(self) -> None:
+        """Tell of what was read, once its first step has been told of: that one's span is around it."""
+        self.read()
+        while self._told:
+            told = self._told.popleft()
+            self._exporter.put(told.record())
+            if told.state not in (window_telling.SKIPPED, window_telling.ABANDONED):
+                self._waiting.append(told)
+        while self._waiting and (
+            self._over or len(self._waiting) > _REMEMBERED or self._around(self._waiting[0].plan) is not None
+        ):
+            self._tell(self._waiting.popleft())
+
+    @safely("tell the last of the profiler windows")
+    def close(self, deadline: Deadline) -> None:
+        """Tell what can be read until then. The steps have been told of."""
+        self._over = True
+        while self._ended and deadline.left():
+            self.read()
+            if self._reader is not None:
+                self._reader.join(deadline.left())
+        self._hurry = True
+        self._told += [_told(ended, window_telling.FAILED, why="the session was ending") for ended in self._ended]
+        self.beat()
+
+    def abandon(self) -> None:
+        """In a forked child: nothing of the parent's is profiled here."""
+        self._over = self._hurry = True
+        self._open = None
+        self._profilers.ours = None
+
+    def _plan_at(self, number: int) -> Plan | None:
+        for plan in (self._again, self._schedule.plan_at(number)):
+            if plan is not None and plan.begins_with(number) and plan.first != self._past:
+                return plan
+        return None
+
+    def _begin(self, plan: Plan, how: str, number: int) -> None:
+        torch = sys.modules["torch"]
+        gpu = gpu_is_there(torch)
+        why = self._busy(torch) or in_the_way(torch, gpu, os.environ)
+        if why is not None:
+            # What is in the way may be gone when the last step begins that it can begin with.
+            if number >= plan.first:
+                self._past = plan.first
+                self._skip(plan, how, why)
+            return
+        settings = self._settings
+        options = Options(
+            cpu=settings.profile_cpu or not gpu,
+            gpu=gpu,
+            shapes=settings.profile_shapes,
+            stacks=settings.profile_stacks,
+            memory=settings.profile_memory,
+        )
+        self._past = plan.first
+        try:
+            window = Window(torch, options)
+            window.prepare()
+        except Exception as error:
+            pass_on(error)
+            self._fail(plan, how, options.activity, in_words(error))
+            return
+        self._open = _Open(window, plan, how, options, get_ident())
+        self._profilers.ours = self
+        self._steps_of.append((plan, {}))
+        if number >= plan.first:
+            self._start(self._open)
+
+    def _busy(self, torch: Any) -> str | None:
+        if self._profilers.of_the_user(torch):
+            return "a profiler of yours is there"
+        if self._profilers.ours is not None:
+            return "another window is open"
+        return "the window before is still being written" if self._ended else None
+
+    def _go_on(self, open_: _Open, number: int) -> None:
+        plan = open_.plan
+        if number >= plan.ends_before or number < plan.warms_up_at:
+            if open_.start is None:
+                self._drop(open_, window_telling.SKIPPED, f"the steps were set to {number}")
+            else:
+                self._end(open_)
+        elif number >= plan.first and open_.start is None:
+            self._start(open_)
+
+    def _start(self, open_: _Open) -> None:
+        try:
+            open_.window.start(*self._place)
+        except Exception as error:
+            pass_on(error)
+            self._close_window()
+            self._fail(open_.plan, open_.how, open_.options.activity, in_words(error))
+            return
+        open_.start = self._clock.now()
+        open_.ahead = time.time_ns() - open_.start
+
+    def _end(self, open_: _Open, cut: str | None = None) -> None:
+        options, start = open_.options, open_.start or self._clock.now()
+        try:
+            open_.window.settle()
+            end = self._clock.now()
+            results = open_.window.end()
+        except Exception as error:
+            pass_on(error)
+            self._fail(open_.plan, open_.how, options.activity, in_words(error))
+            return
+        finally:
+            self._close_window()
+        self._ended.append(_Ended(results, open_.plan, open_.how, options.activity, start, end, open_.ahead, cut))
+        self.wake()
+
+    def _drop(self, open_: _Open, state: str, why: str) -> None:
+        try:
+            open_.window.cancel()
+        finally:
+            self._close_window()
+            self._forget(open_.plan)
+            self._told.append(Told(open_.how, state, open_.plan, self._clock.now(), why=why))
+
+    def _close_window(self) -> None:
+        self._open = None
+        self._profilers.ours = None
+
+    def _forget(self, plan: Plan) -> None:
+        for known in tuple(self._steps_of):
+            if known[0] is plan:
+                self._steps_of.remove(known)
+
+    def _skip(self, plan: Plan, how: str, why: str) -> None:
+        warn_first(
+            f"a profiler window was skipped at step {plan.first}: {why}", about=f"profiler window skipped: {why}"
+        )
+        self._told.append(Told(how, window_telling.SKIPPED, plan, self._clock.now(), why=why))
+
+    def _fail(self, plan: Plan, how: str, activity: str, why: str) -> None:
+        self._forget(plan)
+        warn_first(f"a profiler window failed at step {plan.first}: {why}", about=f"profiler window failed: {why}")
+        self._told.append(Told(how, window_telling.FAILED, plan, self._clock.now(), activity=activity, why=why))
+
+    def _read(self, ended: _Ended) -> None:
+        leave_signals_to_others()
+        try:
+            told = safely("read a profiler window")(self._read_one)(ended)
+            self._told.append(told or _told(ended, window_telling.FAILED, why="it can't be read"))
+        finally:
+            self._ended.popleft()
+
+    def _read_one(self, ended: _Ended) -> Told:
+        many = reading.many(ended.results)
+        if not many:
+            return self._empty(ended)
+        found = [
+            Event(name, start - ended.ahead, end - ended.ahead, lane, on_gpu)
+            for name, start, end, lane, on_gpu in reading.events(ended.results)
+        ]
+        told = _told(
+            ended,
+            window_telling.SHORT if ended.cut else window_telling.WHOLE,
+            results=aggregate(found, ended.start, ended.end),
+        )
+        try:
+            path, size = self._write(ended, many)
+        except (NoTrace, OSError) as error:
+            why = str(error) if isinstance(error, NoTrace) else in_words(error)
+            warn_first(f"a profiler window has no trace file: {why}")
+            return replace(told, why=f"no file: {why}")
+        return replace(told, path=path, bytes=size)
+
+    def _empty(self, ended: _Ended) -> Told:
+        if ended.cut:
+            return _told(ended, window_telling.SHORT)
+        why = "torch's profiler gave no event"
+        if ended.how == SCHEDULED and not self._tried_again:
+            self._tried_again = True
+            self._again = self._schedule.again(ended.plan)
+            if self._again is not None:
+                why += f"; tried again at step {self._again.first}"
+        warn_first(f"the profiler window at step {ended.plan.first} is empty: {why}", about="empty profiler window")
+        return _told(ended, window_telling.EMPTY, why=why)
+
+    def _write(self, ended: _Ended, many: int) -> tuple[str, int]:
+        settings = self._settings
+        if trace_file.plain_size(many) > trace_file.PLAIN_LIMIT:
+            raise NoTrace(f"of {many:,} events it would be too large; take fewer steps")
+        run = self._run_ids()
+        if run is None:
+            raise NoTrace("the ranks have not agreed on the job's id yet")
+        root = os.path.abspath(settings.profile_dir or settings.log_root)
+        if settings.profile_dir is None and settings.log_dir is None:
+            make_private(root)
+        directory = os.path.join(log_directory(root, *run), FOLDER)
+        make_directories(directory)
+        rank = self._place[0]
+        name = trace_file.name_of(rank, trace_file.coordinates(self._span.facts()), ended.plan.first)
+        limit = int(settings.profile_max_mb * MIB)
+        return trace_file.write(ended.results.save, directory, name, rank, limit, lambda: not self._hurry)
+
+    def _around(self, plan: Plan) -> tuple[Step, Piece] | None:
+        """The first of its steps, if that was told of, and the piece of the rank span that its span is below."""
+        for mine, known in self._steps_of:
+            if mine.first == plan.first:
+                return known.get(plan.first)
+        return None
+
+    def _tell(self, told: Told) -> None:
+        failed = told.state in (window_telling.FAILED, window_telling.EMPTY)
+        self._counts["failed" if failed else "windows"] += 1
+        self._span.learn({f"pytorch.profile.{name}": many for name, many in self._counts.items() if many})
+        step, piece = self._around(told.plan) or (None, self._span.piece)
+        resource, facts = f"step {told.plan.first}", told.facts()
+        made = self._span.child(
+            window_telling.NAME, resource, told.start, told.duration, facts, error=failed, under=piece
+        )
+        if step is not None and step.sampled:
+            made = replace(made, parent_id=step.span_id)
+        self._exporter.put_span(made, logged=False)
+        for name, start, took in told.kernels():
+            kernel = self._span.child(window_telling.KERNEL, name, start, took, {}, under=piece)
+            self._exporter.put_span(replace(kernel, parent_id=made.span_id), logged=False)
+
+
+def _told(ended: _Ended, state: str, why: str | None = None, results: Aggregates | None = None) -> Told:
+    return Told(
+        ended.how,
+        state,
+        ended.plan,
+        ended.start,
+        ended.end - ended.start,
+        ended.activity,
+        why or ended.cut,
+        results=results,
+    )
