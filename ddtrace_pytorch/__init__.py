@@ -12,11 +12,22 @@ TYPE_CHECKING = False  # type checkers know the name; typing is not to be import
 if TYPE_CHECKING:
     from typing import Any
 
-    from ddtrace_pytorch.api import event, scalar, set_step, span, step_tag
+    from ddtrace_pytorch.api import event, profile_window, scalar, set_step, span, step_tag
 
-_RECORDS = ("event", "scalar", "set_step", "span", "step_tag")
+_RECORDS = ("event", "profile_window", "scalar", "set_step", "span", "step_tag")
 
-__all__ = ["__version__", "event", "get_version", "patch", "scalar", "set_step", "span", "step_tag", "unpatch"]
+__all__ = [
+    "__version__",
+    "event",
+    "get_version",
+    "patch",
+    "profile_window",
+    "scalar",
+    "set_step",
+    "span",
+    "step_tag",
+    "unpatch",
+]
 
 
 def __getattr__(name: str) -> Any:

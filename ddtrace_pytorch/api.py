@@ -19,6 +19,7 @@ from sys import _getframe
 from typing import cast
 
 from ddtrace_pytorch.border import complain, safely
+from ddtrace_pytorch.kernels.by_hand import ByHand
 from ddtrace_pytorch.records import switch
 from ddtrace_pytorch.records.attributes import NAME_LIMIT, NOTHING, plain, short_name, text, whole
 from ddtrace_pytorch.records.notes import row
@@ -27,7 +28,7 @@ from ddtrace_pytorch.records.scalars import mapped, split
 from ddtrace_pytorch.records.tags import tag
 from ddtrace_pytorch.records.user_span import Span
 
-__all__ = ["Span", "event", "scalar", "set_step", "span", "step_tag"]
+__all__ = ["Span", "event", "profile_window", "scalar", "set_step", "span", "step_tag"]
 
 # Where the user's code is as deep as it may go, a RecursionError passes in silence: there is no room to say anything,
 # and the next call of the user's raises its own.
@@ -196,6 +197,20 @@ def step_tag(word: str, /) -> None:
         pass
     except Exception as error:
         complain("tag a step", error)
+
+
+def profile_window() -> contextlib.AbstractContextManager[None]:
+    """A window of torch's profiler over what is done in it, by this thread and on the GPU: for schedules of your own.
+
+        with profile_window():
+            for batch in three_batches: ...
+
+    There is a trace, a span and a record of it, as of windows on a schedule (``docs/kernels.md``). Where tracing is
+    off, or a profiler is on already, nothing is recorded.
+
+    .. versionadded:: 0.2
+    """
+    return contextlib.nullcontext() if switch.compiling() else ByHand()
 
 
 safely("take what is recorded")(switch.wake)()

@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddtrace_pytorch import autoload, in_place
 from ddtrace_pytorch.border import leave_no_trace, safely, warn_once
@@ -17,6 +17,9 @@ from ddtrace_pytorch.collectives import group_lives
 from ddtrace_pytorch.patch import SUPPORTED_TORCH, get_version, supports
 from ddtrace_pytorch.spans import End
 from ddtrace_pytorch.training import checkpoint, collector, dataloader, engines, watching
+
+if TYPE_CHECKING:
+    from ddtrace_pytorch.session import Session
 
 Undo = Callable[[], None]
 
@@ -67,6 +70,11 @@ def switch_off() -> None:
         instrumentation, _switched_on = _switched_on, None
         if instrumentation is not None:
             instrumentation.remove()
+
+
+def current_session() -> Session | None:
+    """The one that is open in this process."""
+    return _switched_on.lifecycle.current if _switched_on is not None else None
 
 
 def is_on() -> bool:

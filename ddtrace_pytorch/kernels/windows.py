@@ -209,7 +209,9 @@ class Windows:
         while self._told:
             told = self._told.popleft()
             self._exporter.put(told.record())
-            if told.state not in (window_telling.SKIPPED, window_telling.ABANDONED):
+            if told.state == window_telling.FAILED:
+                self._tell(told)
+            elif told.state not in (window_telling.SKIPPED, window_telling.ABANDONED):
                 self._waiting.append(told)
         while self._waiting and (
             self._over or len(self._waiting) > _REMEMBERED or self._around(self._waiting[0].plan) is not None

@@ -1,0 +1,222 @@
+"""Profiler windows on paper: when, what their events come to, and the file."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddtrace_pytorch.kernels import trace_file, window_telling
+from ddtrace_pytorch.kernels.aggregates import LONGEST, TOP, Event, aggregate, own_times
+from ddtrace_pytorch.kernels.intervals import gaps, length, overlap, union
+from ddtrace_pytorch.kernels.schedule import Plan, Schedule
+from ddtrace_pytorch.kernels.trace_file import NoTrace
+from ddtrace_pytorch.kernels.window_telling import Told
+
+EVERY_500 = Schedule(every=500, warmup=2, active=3)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "step", "first"),
+    [
+        (EVERY_500, 1, None),
+        (EVERY_500, 497, None),
+        (EVERY_500, 498, 500),
+        (EVERY_500, 500, 500),
+        # One that can't have all of its steps any more is not begun.
+        (EVERY_500, 501, None),
+        (EVERY_500, 1234, None),
+        (EVERY_500, 1499, 1500),
+        (Schedule(3, 1, 2), 1, None),
+        (Schedule(3, 1, 2), 2, 3),
+        (Schedule(3, 1, 2), 5, 6),
+        (Schedule(2, 0, 2), 2, 2),
+        (Schedule(0, 1, 2), 500, None),
+    ],
+)
+def test_windows_are_counted_in_steps_of_the_whole_training(schedule: Schedule, step: int, first: int | None) -> None:
+    plan = schedule.plan_at(step)
+    assert (plan and plan.first) == first
+    assert plan is None or plan.begins_with(step)
+
+
+@given(st.integers(1, 40), st.integers(0, 10), st.integers(1, 10), st.integers(1, 200))
+def test_all_ranks_take_the_same_steps_whenever_they_come_in(every: int, warmup: int, active: int, since: int) -> None:
+    schedule = Schedule(every, warmup, active)
+    if schedule.overlaps:
+        return
+
+    def windows(begin: int) -> list[int]:
+        taken, open_ = [], None
+        for step in range(begin, 260):
+            if open_ is not None and step >= open_.ends_before:
+                open_ = None
+            if open_ is None and (plan := schedule.plan_at(step)) is not None:
+                open_ = plan
+                taken.append(plan.first)
+        return taken
+
+    whole = windows(1)
+    # The first may come too early to be warmed up.
+    assert whole == list(range(every, 260 + warmup, every))[: len(whole)]
+    assert windows(since) == [first for first in whole if first >= since]
+
+
+def test_an_empty_window_is_tried_again_between_it_and_the_next() -> None:
+    assert EVERY_500.again(Plan(1000, 3, 2)) == Plan(1130, 3, 2)
+    assert Schedule(8, 1, 2).again(Plan(16, 2, 1)) == Plan(21, 2, 1)
+    assert Schedule(5, 1, 3).again(Plan(5, 3, 1)) is None
+    assert Schedule(5, 1, 4).overlaps is False
+    assert Schedule(5, 2, 4).overlaps is True
+
+
+MINUTES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12)
+
+
+def covered(intervals: list[tuple[int, int]]) -> set[int]:
+    return {minute for start, end in intervals for minute in range(start, end)}
+
+
+@given(MINUTES, MINUTES, st.integers(0, 60), st.integers(0, 60))
+def test_intervals_are_as_if_minutes_were_counted(
+    one: list[tuple[int, int]], other: list[tuple[int, int]], start: int, end: int
+) -> None:
+    merged, both = union(one), overlap(union(one), union(other))
+    assert covered(merged) == covered(one)
+    assert covered(both) == covered(one) & covered(other)
+    free = gaps(merged, start, end)
+    assert covered(free) == set(range(start, end)) - covered(one)
+    for found in (merged, both, free):
+        assert length(found) == len(covered(found))
+        assert all(before[1] <= after[0] for before, after in itertools.pairwise(found))
+
+
+def gpu(name: str, start: int, end: int, stream: int = 7) -> Event:
+    return Event(name, start, end, stream, True)
+
+
+def cpu(name: str, start: int, end: int, thread: int = 1) -> Event:
+    return Event(name, start, end, thread, False)
+
+
+def test_kernels_of_a_gpu_known_to_the_nanosecond() -> None:
+    events = [
+        cpu("aten::mm", 0, 1000),
+        gpu("gemm", 100, 300),
+        gpu("gemm", 400, 700),
+        gpu("Memcpy HtoD", 650, 720, 13),
+        gpu("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 600, 900, 20),
+        gpu("relu", 1150, 1300),
+    ]
+    found = aggregate(events, 0, 1200)
+    assert found.of == "kernels"
+    assert found.many == 5
+    assert found.busy == 200 + 500 + 50  # what begins in the window and ends behind it counts up to there
+    assert found.communication == (300, 120, 1)
+    assert found.idle == (100 + 100 + 250, 250, 3)
+    assert [(one.name[:4], one.many, one.total, one.longest) for one in found.top] == [
+        ("gemm", 2, 500, 300), ("nccl", 1, 300, 300), ("relu", 1, 150, 150), ("Memc", 1, 70, 70),
+    ]  # fmt: skip
+    assert [one.start for one in found.longest] == [100, 400, 600, 650, 1150]
+
+
+def test_operators_lie_in_each_other_and_count_for_what_is_their_own() -> None:
+    events = [
+        cpu("step", 0, 100),
+        cpu("linear", 10, 60),
+        cpu("addmm", 20, 50),
+        cpu("c10d::allreduce_", 60, 70),
+        cpu("gloo:all_reduce", 62, 120, 2),
+    ]
+    assert own_times(events) == [40, 20, 30, 10, 58]
+    found = aggregate(events, 0, 200)
+    assert found.of == "operators"
+    assert {one.name: one.total for one in found.top} == {
+        "gloo:all_reduce": 58, "step": 50, "addmm": 30, "linear": 20,
+    }  # fmt: skip
+    assert found.communication == (58, 38, 1)
+    assert (found.busy, found.idle) == (120, (80, 80, 1))
+
+
+def test_of_many_the_first_are_told_and_nothing_is_no_fault() -> None:
+    many = [gpu(f"kernel {number:03d}", number * 10, number * 10 + 1 + number % 7) for number in range(100)]
+    found = aggregate(many, 0, 1000)
+    assert (len(found.top), len(found.longest), found.many) == (TOP, LONGEST, 100)
+    assert min(one.end - one.start for one in found.longest) == 4
+    none = aggregate([], 0, 10)
+    assert (none.busy, none.idle, none.top) == (0, (10, 10, 1), [])
+    told = Told("schedule", window_telling.WHOLE, Plan(500, 2), 0, 10, results=none)
+    assert told.facts()["profile.busy_share"] == 0
+    assert "profile.communication_overlap" not in told.facts()
+
+
+@pytest.mark.parametrize(
+    ("facts", "name"),
+    [
+        ({}, "rank-00003_step-000500.json.gz"),
+        (
+            {"pytorch.mesh.dp": 1, "pytorch.mesh.dp.size": 2, "pytorch.mesh.tp": 0, "pytorch.mesh.tp.size": 4,
+             "pytorch.mesh.pp": 0, "pytorch.mesh.pp.size": 1},
+            "rank-00003_dp1_tp0_step-000500.json.gz",
+        ),
+        ({"pytorch.mesh.a/b_c": 7, "pytorch.mesh.a/b_c.size": 8}, "rank-00003_abc7_step-000500.json.gz"),
+    ],
+)  # fmt: skip
+def test_a_trace_is_called_by_where_its_rank_is(facts: dict[str, int], name: str) -> None:
+    assert trace_file.name_of(3, trace_file.coordinates(dict(facts)), 500) == name
+
+
+def saves(text: bytes, by_renaming: bool = False) -> object:
+    def save(path: str) -> None:
+        target = f"{path}.tmp" if by_renaming else path
+        with open(target, "wb") as file:
+            file.write(text)
+        if by_renaming:
+            os.rename(target, path)
+
+    return save
+
+
+NAME = "rank-00003_step-000500.json.gz"
+
+
+@pytest.mark.parametrize("by_renaming", [False, True])
+def test_a_trace_is_compressed_and_nothing_else_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_renaming: bool
+) -> None:
+    plain, written = tmp_path / "tmp", tmp_path / "out"
+    plain.mkdir()
+    written.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(plain))
+    text = '{"traceEvents":[{"name":"größe"}]}'.encode() + b" " * 700_000
+    # A name that was cut in the middle of a character.
+    broken = text.replace("ß".encode(), b"\xc3")
+    path, size = trace_file.write(saves(broken, by_renaming), str(written), NAME, 3, 1 << 20)  # type: ignore[arg-type]
+    assert os.listdir(written) == [NAME]
+    assert os.listdir(plain) == []
+    assert os.stat(path).st_size == size
+    assert os.stat(path).st_mode & 0o777 == 0o600
+    assert json.loads(gzip.decompress(Path(path).read_bytes()))["traceEvents"] == [{"name": "grö\ufffde"}]
+    again, _ = trace_file.write(saves(text), str(written), NAME, 3, 1 << 20)  # type: ignore[arg-type]
+    assert os.path.basename(again) == "rank-00003_step-000500-2.json.gz"
+
+
+def test_the_oldest_traces_of_the_rank_make_room_and_one_that_is_too_large_is_none(tmp_path: Path) -> None:
+    for number, name in enumerate(["rank-00003_step-000100", "rank-00003_step-000200", "rank-00004_step-000100"]):
+        file = tmp_path / f"{name}.json.gz"
+        file.write_bytes(b"." * 400)
+        os.utime(file, (number, number))
+    path, _ = trace_file.write(saves(b"[]"), str(tmp_path), NAME, 3, 500)  # type: ignore[arg-type]
+    assert sorted(os.listdir(tmp_path)) == ["rank-00003_step-000200.json.gz", NAME, "rank-00004_step-000100.json.gz"]
+    large = saves(os.urandom(600_000))
+    for limit, goes_on in ((300_000, True), (1 << 20, False)):
+        with pytest.raises(NoTrace):
+            trace_file.write(large, str(tmp_path), "rank-00003_step-000600.json.gz", 3, limit, lambda: goes_on)  # type: ignore[arg-type]  # noqa: B023
+        assert len(os.listdir(tmp_path)) == 3
+    assert os.path.exists(path)
