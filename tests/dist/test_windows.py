@@ -98,7 +98,7 @@ def _as_spans(agent: Agent, told: list[dict[str, Any]]) -> None:
 
 # What it says is what the user's own profilers have seen.
 BESIDE = """
-    import json, os, sys
+    import glob, json, os, time
     import torch, torch.distributed as dist
     from torch.profiler import ProfilerActivity, profile, record_function, schedule
     import ddtrace_pytorch
@@ -124,6 +124,13 @@ BESIDE = """
             counts[event.name] = counts.get(event.name, 0) + 1
         seen[name] = counts
 
+    def written(traces):
+        deadline = time.monotonic() + 30
+        while "DD_PYTORCH_PROFILE_EVERY" in os.environ and time.monotonic() < deadline:
+            if len(glob.glob(os.environ["DD_PYTORCH_LOG_DIR"] + "/*/*/profiles/*.gz")) == traces:
+                break
+            time.sleep(0.01)
+
     CPU = [ProfilerActivity.CPU]
     # Ours are due at each multiple of 6, warm up for 2 steps, and take 3.
     train(4)  # ours warms up
@@ -131,7 +138,9 @@ BESIDE = """
     plan = schedule(wait=8, warmup=6, active=7, repeat=1)
     with profile(activities=CPU, schedule=plan, on_trace_ready=lambda one: keep("scheduled", one.events())) as one:
         train(22, one.step)
-    train(9)  # 35, ours is warming up
+    train(7)  # 33: ours has recorded
+    written(1)
+    train(2)  # 35: ours warms up
     with profile(activities=CPU) as one:
         train(1)
     keep("while ours warms up", one.events())
@@ -145,10 +154,12 @@ BESIDE = """
     if child == 0:
         os._exit(torch._C._autograd._profiler_enabled())
     seen["child"] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    written(2)
     train(2)  # 51
     with ddtrace_pytorch.profile_window():
         net(torch.ones(8, 64))
         net(torch.ones(8, 64))
+    written(3)
     train(4)  # 55: one more recorded, and the end comes in the midst of it
     print(json.dumps(seen))
 """
@@ -167,7 +178,7 @@ def test_the_users_own_profilers_see_what_they_see_without_us(jobs: Jobs, tmp_pa
     assert beside == without
     assert without["child"] == 0
     assert without["scheduled"]["Optimizer.step#SGD.step"] == 7
-    told = of_type(log, "profile")
+    told = sorted(of_type(log, "profile"), key=lambda one: int(one["step"]))
     yours = "a profiler of yours"
     assert [(one["step"], one["state"], one.get("why", "")) for one in told if one["how"] == "schedule"] == [
         (6, "abandoned", f"{yours} began"),
