@@ -183,7 +183,14 @@ class SegmentName(NamedTuple):
         return f"{self.stem}{segment}.jsonl" + (".gz" if self.compressed else "")
 
 
+# Of a profiler window, in a folder below.
+_TRACE = re.compile(r"rank-\d{5,9}(?:_[A-Za-z0-9]+)*_step-\d{6,19}(?:-\d+)?\.json\.gz", re.ASCII)
 _SEGMENT = re.compile(r"rank-(\d{5,9})(?:\.([1-9]\d{0,8}))?(?:\.seg-(\d{5,9}))?\.jsonl(\.gz)?", re.ASCII)
+
+
+def is_trace(name: str) -> bool:
+    """Whether a file's name is that of a profiler window's trace."""
+    return _TRACE.fullmatch(name) is not None
 
 
 def parse_name(name: str) -> SegmentName | None:

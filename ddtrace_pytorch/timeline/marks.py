@@ -19,6 +19,7 @@ WAITS = "waiting for data"
 COLLECTIVES = "collectives"
 SINGLE = "collectives told of one by one"
 CHECKPOINTS = "checkpoints"
+WINDOWS = "profiler windows"
 STALLS = "stalls"
 EVENTS = "events"
 NUMBERS = "numbers that are none"
@@ -26,7 +27,7 @@ TOTALS = "totals"
 LOG = "run log"
 
 # From top to bottom; spans of user code are below the waiting for data, and what is not named here at the end.
-ORDER = (RANK, STEPS, WAITS, "", COLLECTIVES, SINGLE, CHECKPOINTS, STALLS, EVENTS, NUMBERS, TOTALS, LOG)
+ORDER = (RANK, STEPS, WAITS, "", COLLECTIVES, SINGLE, CHECKPOINTS, WINDOWS, STALLS, EVENTS, NUMBERS, TOTALS, LOG)
 
 _OF_SPAN = {
     "pytorch.rank": RANK,
@@ -188,6 +189,17 @@ def _state(record: Mapping[str, Any], ts: int, facts: Mapping[str, Any]) -> list
     return [Moment(STALLS, f"state: {text(record, 'why')}", ts, facts)]
 
 
+def _profile(record: Mapping[str, Any], ts: int, facts: Mapping[str, Any]) -> list[Mark]:
+    times, state = span_times(record), text(record, "state")
+    step, steps = integer(record, "step"), integer(record, "steps") or 1
+    name = "window" if step is None else f"steps {step} to {step + steps - 1}" if steps > 1 else f"step {step}"
+    if state and state != "complete":
+        name += f" ({state})"
+    if times and times[0] < times[1]:
+        return [Slice(WINDOWS, name, *times, {key: value for key, value in facts.items() if key != "longest"})]
+    return [Moment(WINDOWS, name, ts, facts)]
+
+
 def _drop(record: Mapping[str, Any], ts: int, facts: Mapping[str, Any]) -> list[Mark]:
     return [Moment(LOG, f"{integer(record, 'count') or 0} not recorded: {text(record, 'reason')}", ts, facts)]
 
@@ -208,5 +220,6 @@ _DRAW = {
     "summary": _summary,
     "verdict": _verdict,
     "state": _state,
+    "profile": _profile,
     "drop": _drop,
 }

@@ -18,6 +18,8 @@ from ddtrace_pytorch.kernels.intervals import gaps, length, overlap, union
 from ddtrace_pytorch.kernels.schedule import Plan, Schedule
 from ddtrace_pytorch.kernels.trace_file import NoTrace
 from ddtrace_pytorch.kernels.window_telling import Told
+from ddtrace_pytorch.runlog.schema import RECORDS, is_trace
+from ddtrace_pytorch.timeline.marks import WINDOWS, Moment, Slice, marks
 
 EVERY_500 = Schedule(every=500, warmup=2, active=3)
 
@@ -152,6 +154,14 @@ def test_of_many_the_first_are_told_and_nothing_is_no_fault() -> None:
     none = aggregate([], 0, 10)
     assert (none.busy, none.idle, none.top) == (0, (10, 10, 1), [])
     told = Told("schedule", window_telling.WHOLE, Plan(500, 2), 0, 10, results=none)
+    record = told.record()
+    assert set(record) <= {"type", "ts", *RECORDS["profile"]}
+    [drawn] = marks(record)
+    assert isinstance(drawn, Slice)
+    assert drawn[:4] == (WINDOWS, "steps 500 to 501", 0, 10)
+    [skipped] = marks(Told("schedule", window_telling.SKIPPED, Plan(500, 1), 5, why="nsys").record())
+    assert isinstance(skipped, Moment)
+    assert skipped.name == "step 500 (skipped)"
     assert told.facts()["profile.busy_share"] == 0
     assert "profile.communication_overlap" not in told.facts()
 
@@ -170,6 +180,7 @@ def test_of_many_the_first_are_told_and_nothing_is_no_fault() -> None:
 )  # fmt: skip
 def test_a_trace_is_called_by_where_its_rank_is(facts: dict[str, int], name: str) -> None:
     assert trace_file.name_of(3, trace_file.coordinates(dict(facts)), 500) == name
+    assert is_trace(name)
 
 
 def saves(text: bytes, by_renaming: bool = False) -> object:
@@ -205,6 +216,7 @@ def test_a_trace_is_compressed_and_nothing_else_is_left(
     assert json.loads(gzip.decompress(Path(path).read_bytes()))["traceEvents"] == [{"name": "grö\ufffde"}]
     again, _ = trace_file.write(saves(text), str(written), NAME, 3, 1 << 20)  # type: ignore[arg-type]
     assert os.path.basename(again) == "rank-00003_step-000500-2.json.gz"
+    assert is_trace(os.path.basename(again))
 
 
 def test_the_oldest_traces_of_the_rank_make_room_and_one_that_is_too_large_is_none(tmp_path: Path) -> None:
