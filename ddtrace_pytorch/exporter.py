@@ -47,7 +47,9 @@ class Exporter:
         run: Callable[[], tuple[str, str] | None],
     ) -> None:
         """`identity` gives the run log's first record; `run` the job id and incarnation that name its directory,
-        None while the ranks have not agreed on them."""
+        None while the ranks have not agreed on them. `look` is called with that directory each time the log is
+        written; a session sets it."""
+        self.look: Callable[[str], object] = lambda directory: None
         self._settings = settings
         self._rank = rank
         self._clock = clock
@@ -60,6 +62,7 @@ class Exporter:
         self._asked_at = 0.0
         self._log: RunLogWriter | None = None
         self._log_refused = False
+        self._directory = ""
         self._wake = threading.Event()
         self._drains: deque[threading.Event] = deque()
         self._closing = False
@@ -198,6 +201,7 @@ class Exporter:
             self._records.take_drops()
         else:
             self._log.flush()
+            self.look(self._directory)
 
     def _log_wanted(self) -> bool:
         if self._log_refused or self._rank not in self._settings.log_ranks:
@@ -227,6 +231,7 @@ class Exporter:
             return None
         if settings.export == "auto" and not self._agent_answers and self._rank == settings.log_ranks.first:
             self._announce(directory)
+        self._directory = directory
         return RunLogWriter(file, self._records)
 
     @safely("say where the run log is")

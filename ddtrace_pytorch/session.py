@@ -36,6 +36,7 @@ from ddtrace_pytorch.identity.meeting import Meeting
 from ddtrace_pytorch.identity.topology import find_nodes, this_node
 from ddtrace_pytorch.kernels.native import Context, NativeParent
 from ddtrace_pytorch.kernels.profilers import Profilers
+from ddtrace_pytorch.kernels.requests import Requests
 from ddtrace_pytorch.kernels.windows import Windows
 from ddtrace_pytorch.lookout import Lookout
 from ddtrace_pytorch.pulse import Pulse, task
@@ -133,6 +134,8 @@ class Session:
             self._run_ids,
         )
         self._training.chosen = self.windows.takes
+        self.windows.follow = lambda: self._training.at_turns(self.windows.turned)
+        self._exporter.look = Requests(member.rank, self.windows.ask, self.windows.is_over).look
         self._records: Records | None = None
         if recorder is not None and settings.records:
             self._records = Records(recorder, self._clock, self.span, self._exporter)
@@ -202,8 +205,7 @@ class Session:
         self._native.look()
         self._watch_collectives()
         self._training.open()
-        if self.windows.open():
-            self._training.at_turns(self.windows.turned)
+        self.windows.open()
         if self._records is not None:
             self._records.open()
 

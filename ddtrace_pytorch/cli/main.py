@@ -16,6 +16,7 @@ from ddtrace_pytorch.cli.output import StandardOutput
 COMMANDS = {
     "diagnose": "ddtrace_pytorch.cli.diagnose:diagnose_command",
     "doctor": "ddtrace_pytorch.cli.doctor:doctor",
+    "profile": "ddtrace_pytorch.cli.profile:profile_command",
     "recover": "ddtrace_pytorch.cli.recover:recover_command",
     "report": "ddtrace_pytorch.cli.report:report",
     "timeline": "ddtrace_pytorch.cli.timeline:timeline_command",

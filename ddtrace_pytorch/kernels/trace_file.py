@@ -16,6 +16,8 @@ from typing import Any
 
 from ddtrace_pytorch.spans import Fact
 
+# The directory of the traces, in that of the run.
+FOLDER = "profiles"
 SUFFIX = ".json.gz"
 # In memory, before it is compressed; whoever writes it holds the interpreter, a second for about 90 MiB.
 PLAIN_LIMIT = 256 * 1024 * 1024

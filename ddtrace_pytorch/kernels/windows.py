@@ -35,13 +35,11 @@ from ddtrace_pytorch.threads import leave_signals_to_others
 from ddtrace_pytorch.training.progress import Step
 from ddtrace_pytorch.training.steps import Steps
 
-# The directory of the traces, in that of the run.
-FOLDER = "profiles"
 # Of a step that is in a window.
 TAG = "profile"
 # Windows whose steps may still be told of.
 _REMEMBERED = 8
-SCHEDULED, BY_HAND = "schedule", "by hand"
+SCHEDULED, ASKED, BY_HAND = "schedule", "asked", "by hand"
 
 
 @dataclass
@@ -86,9 +84,11 @@ class Windows:
         place: tuple[int, int, str | None],
         run: Callable[[], tuple[str, str] | None],
     ) -> None:
-        """`place`: rank, world size, backend; `run`: as the exporter has it. `wake`: have :meth:`beat` called soon; a
-        session sets it."""
+        """`place`: rank, world size, backend; `run`: as the exporter has it. `wake`: have :meth:`read` called
+        soon; `follow`: have :meth:`turned` called from now on; a session sets both."""
         self.wake: Callable[[], object] = lambda: None
+        self.follow: Callable[[], object] = lambda: None
+        self._follows = False
         self._settings = settings
         self._clock = clock
         self._span = span
@@ -97,7 +97,9 @@ class Windows:
         self._profilers = profilers
         self._place = place
         self._run_ids = run
-        self._schedule = Schedule(settings.profile_every, settings.profile_warmup, settings.profile_active)
+        every = settings.profile_every if place[0] in settings.profile_ranks else 0
+        self._schedule = Schedule(every, settings.profile_warmup, settings.profile_active)
+        self._asked: deque[tuple[Plan, str]] = deque()
         self._again: Plan | None = None
         self._tried_again = False
         self._past = 0
@@ -111,24 +113,34 @@ class Windows:
         self._over = False
         self._counts = {"windows": 0, "failed": 0}
 
-    @property
-    def scheduled(self) -> bool:
-        """Whether there are any, without being asked for one by one."""
-        return self._schedule.every > 0 and self._place[0] in self._settings.profile_ranks
-
     @safely("schedule profiler windows")
-    def open(self) -> bool:
-        """Whether it is to be told of each turn from one step to the next."""
-        if not self.scheduled:
-            return False
+    def open(self) -> None:
+        if not self._schedule.every:
+            return
         if self._schedule.overlaps:
             warn_first(
                 f"DD_PYTORCH_PROFILE_EVERY={self._schedule.every} is less than a window takes "
                 f"({self._schedule.warmup} + {self._schedule.active} steps); there are no profiler windows"
             )
-            return False
-        prepare_environment(sys.modules["torch"])
-        return True
+            self._schedule = self._schedule._replace(every=0)
+            return
+        self._begin_to_follow()
+
+    @safely("take a request for a profiler window")
+    def ask(self, plan: Plan, how: str = ASKED) -> None:
+        """Somebody wants this one, too; from any thread."""
+        if self.is_over(plan):
+            self._told.append(
+                Told(how, window_telling.SKIPPED, plan, self._clock.now(), why="its steps had passed already")
+            )
+            return
+        self._asked.append((plan, how))
+        self._begin_to_follow()
+
+    def is_over(self, plan: Plan) -> bool:
+        """Whether its first step has begun before now."""
+        number = self._steps.progress.step.number
+        return number is not None and number > plan.first
 
     @safely("follow the steps with a profiler")
     def turned(self) -> None:
@@ -138,9 +150,9 @@ class Windows:
             return
         open_ = self._open
         if open_ is None:
-            plan = self._plan_at(number)
-            if plan is not None and not self._over:
-                self._begin(plan, SCHEDULED, number)
+            wanted = self._plan_at(number)
+            if wanted is not None and not self._over:
+                self._begin(*wanted, number)
         elif open_.thread == get_ident() and open_.how != BY_HAND:
             self._go_on(open_, number)
 
@@ -236,10 +248,23 @@ class Windows:
         self._open = None
         self._profilers.ours = None
 
-    def _plan_at(self, number: int) -> Plan | None:
+    def _begin_to_follow(self) -> None:
+        if not self._follows:
+            prepare_environment(sys.modules["torch"])
+            self._follows = True
+            self.follow()
+
+    def _plan_at(self, number: int) -> tuple[Plan, str] | None:
+        """Which window can be begun as the step of that `number` begins, and how it came about."""
+        if self._asked:
+            for one in tuple(self._asked):
+                if one[0].begins_with(number):
+                    return one
+                if number > one[0].first:
+                    self._asked.remove(one)
         for plan in (self._again, self._schedule.plan_at(number)):
             if plan is not None and plan.begins_with(number) and plan.first != self._past:
-                return plan
+                return plan, SCHEDULED
         return None
 
     def _begin(self, plan: Plan, how: str, number: int) -> None:
@@ -249,7 +274,7 @@ class Windows:
         if why is not None:
             # What is in the way may be gone when the last step begins that it can begin with.
             if number >= plan.first:
-                self._past = plan.first
+                self._pass(plan, how)
                 self._skip(plan, how, why)
             return
         settings = self._settings
@@ -260,7 +285,7 @@ class Windows:
             stacks=settings.profile_stacks,
             memory=settings.profile_memory,
         )
-        self._past = plan.first
+        self._pass(plan, how)
         try:
             window = Window(torch, options)
             window.prepare()
@@ -273,6 +298,13 @@ class Windows:
         self._steps_of.append((plan, {}))
         if number >= plan.first:
             self._start(self._open)
+
+    def _pass(self, plan: Plan, how: str) -> None:
+        """It is begun, or is not to be."""
+        if how == SCHEDULED:
+            self._past = plan.first
+        elif (plan, how) in self._asked:
+            self._asked.remove((plan, how))
 
     def _busy(self, torch: Any) -> str | None:
         if self._profilers.of_the_user(torch):
@@ -396,7 +428,7 @@ class Windows:
         root = os.path.abspath(settings.profile_dir or settings.log_root)
         if settings.profile_dir is None and settings.log_dir is None:
             make_private(root)
-        directory = os.path.join(log_directory(root, *run), FOLDER)
+        directory = os.path.join(log_directory(root, *run), trace_file.FOLDER)
         make_directories(directory)
         rank = self._place[0]
         name = trace_file.name_of(rank, trace_file.coordinates(self._span.facts()), ended.plan.first)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddtrace_pytorch.runlog.fields import integer, mapping, text
-from ddtrace_pytorch.runlog.schema import SCHEMA_VERSION, SegmentName, decode, is_trace, parse_name
+from ddtrace_pytorch.runlog.schema import REQUEST, SCHEMA_VERSION, SegmentName, decode, is_trace, parse_name
 
 FIRST_BLOCK = 8 * 1024  # who wrote a file is in its first lines, and often all that is asked
 BLOCK = 256 * 1024
@@ -86,8 +86,8 @@ def scan(directory: str, beside: Callable[[str], bool] = lambda name: False) -> 
                 processes.setdefault(name.stem, []).append(name)
             elif beside(file) and os.path.isfile(path):
                 found.beside.append(path)
-            elif is_trace(file) or file.endswith(".jsonl.gz.tmp"):
-                continue  # what belongs there, the second a compression that a kill cut short; the original is there
+            elif is_trace(file) or file == REQUEST or file.endswith(".jsonl.gz.tmp"):
+                continue  # what belongs there, the last a compression that a kill cut short; the original is there
             else:
                 foreign.append(file)
         found.logs += [_rank_log(directory, folder, names) for names in processes.values()]

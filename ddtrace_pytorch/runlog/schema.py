@@ -183,7 +183,8 @@ class SegmentName(NamedTuple):
         return f"{self.stem}{segment}.jsonl" + (".gz" if self.compressed else "")
 
 
-# Of a profiler window, in a folder below.
+# Asks the ranks that write beside it for a profiler window, whose trace is in a folder below.
+REQUEST = "profile-request.json"
 _TRACE = re.compile(r"rank-\d{5,9}(?:_[A-Za-z0-9]+)*_step-\d{6,19}(?:-\d+)?\.json\.gz", re.ASCII)
 _SEGMENT = re.compile(r"rank-(\d{5,9})(?:\.([1-9]\d{0,8}))?(?:\.seg-(\d{5,9}))?\.jsonl(\.gz)?", re.ASCII)
 

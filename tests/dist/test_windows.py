@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 from harness.agent import Agent
-from harness.job import DDTRACE_RUN, PYTHON, Jobs, alone, environment, torchrun
+from harness.job import BIN, DDTRACE_RUN, PYTHON, Jobs, alone, environment, torchrun
 from harness.log import of_type
+from harness.waiting import until
 
 pytestmark = pytest.mark.dist
 
@@ -195,3 +196,37 @@ def test_the_users_own_profilers_see_what_they_see_without_us(jobs: Jobs, tmp_pa
     [mine] = [one for one in told if one["how"] == "by hand"]
     assert (mine["step"], mine["state"]) == (51, "complete")
     assert Counter({one["name"]: one["count"] for one in mine["kernels"]})["aten::addmm"] == 2
+
+
+# Trains until there are traces, and nothing but run logs and traces.
+UNTIL_ASKED = """
+    import glob, os, time
+    import torch, torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    net = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    run = os.environ["DD_PYTORCH_LOG_DIR"] + "/*/*/"
+    deadline = time.monotonic() + 60
+    while not glob.glob(run + "profiles/*.gz") or glob.glob(run + "*.json") and time.monotonic() < deadline:
+        net(torch.ones(8, 8)).sum().backward()
+        optimizer.step()
+        time.sleep(0.005)
+"""
+
+
+@pytest.mark.once
+def test_a_window_is_had_for_the_asking(jobs: Jobs, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    job = jobs.start([*DDTRACE_RUN, *PYTHON, jobs.script(UNTIL_ASKED)], alone(log, DD_PATCH_MODULES="pytorch:true"))
+    until(lambda: len(of_type(log, "step")) > 10, 60, "the job trains")
+    asked = jobs.run([str(BIN / "ddtrace-pytorch"), "profile", str(log), "--steps", "3"], environment(None)).ok()
+    assert asked.stdout.startswith("Asked rank 0 for steps ")
+    assert job.wait().ok().stderr == ""
+    [told] = of_type(log, "profile")
+    assert f"steps {told['step']} to {told['step'] + 2}." in asked.stdout
+    assert (told["how"], told["state"], told["steps"]) == ("asked", "complete", 3)
+    assert next(one["count"] for one in told["kernels"] if one["name"] == "aten::addmm") == 3
+    assert not list(log.rglob("*.json"))
+    again = jobs.run([str(BIN / "ddtrace-pytorch"), "profile", str(log)], environment(None))
+    assert (again.returncode, "has ended" in again.stderr) == (2, True)

@@ -12,13 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddtrace_pytorch.kernels import trace_file, window_telling
+from ddtrace_pytorch.cli.profile import Pace, first_step
+from ddtrace_pytorch.kernels import requests, trace_file, window_telling
 from ddtrace_pytorch.kernels.aggregates import LONGEST, TOP, Event, aggregate, own_times
 from ddtrace_pytorch.kernels.intervals import gaps, length, overlap, union
+from ddtrace_pytorch.kernels.requests import Request, Requests
 from ddtrace_pytorch.kernels.schedule import Plan, Schedule
 from ddtrace_pytorch.kernels.trace_file import NoTrace
 from ddtrace_pytorch.kernels.window_telling import Told
-from ddtrace_pytorch.runlog.schema import RECORDS, is_trace
+from ddtrace_pytorch.runlog.schema import RECORDS, REQUEST, is_trace
+from ddtrace_pytorch.settings import rank_choice
 from ddtrace_pytorch.timeline.marks import WINDOWS, Moment, Slice, marks
 
 EVERY_500 = Schedule(every=500, warmup=2, active=3)
@@ -232,3 +235,80 @@ def test_the_oldest_traces_of_the_rank_make_room_and_one_that_is_too_large_is_no
             trace_file.write(large, str(tmp_path), "rank-00003_step-000600.json.gz", 3, limit, lambda: goes_on)  # type: ignore[arg-type]  # noqa: B023
         assert len(os.listdir(tmp_path)) == 3
     assert os.path.exists(path)
+
+
+ASKED = Request(Plan(40, 3, 1), rank_choice("0,2-3"))
+
+
+def test_a_request_is_taken_once_by_the_ranks_it_names_and_goes_when_it_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "LOOK_SECONDS", 0.0)
+    taken: list[tuple[int, Plan]] = []
+    past: set[int] = set()
+
+    def seen_by(rank: int) -> Requests:
+        return Requests(rank, lambda plan: taken.append((rank, plan)), lambda plan: rank in past)
+
+    ranks = [seen_by(rank) for rank in range(3)]
+    path = requests.write(str(tmp_path), ASKED)
+    assert os.stat(path).st_mode & 0o777 == 0o600
+    with pytest.raises(FileExistsError):
+        requests.write(str(tmp_path), ASKED)
+    for _ in range(2):
+        for one in ranks:
+            one.look(str(tmp_path))
+    assert taken == [(0, ASKED.plan), (2, ASKED.plan)]
+    assert os.listdir(tmp_path) == [REQUEST]
+    past.add(1)
+    ranks[1].look(str(tmp_path))
+    assert os.listdir(tmp_path) == []
+    requests.write(str(tmp_path), Request(Plan(90, 1), rank_choice("all")))
+    ranks[1].look(str(tmp_path))
+    assert taken[2:] == [(1, Plan(90, 1))]
+
+
+@pytest.mark.parametrize(
+    ("text", "mode"),
+    [
+        (b"", 0o600),
+        (b"\xff{", 0o600),
+        (b"[" * 3000, 0o600),
+        (b'{"version":1,"first":40,"steps":3,"warmup":1,"ranks":"all"}', 0o644),
+        (b'{"version":1,"first":40,"steps":3,"warmup":1,"ranks":"all"}' + b" " * 5000, 0o600),
+        (b'{"version":2,"first":40,"steps":3,"warmup":1,"ranks":"all"}', 0o600),
+        (b'{"version":1,"first":true,"steps":3,"warmup":1,"ranks":"all"}', 0o600),
+        (b'{"version":1,"first":40,"steps":10000,"warmup":1,"ranks":"all"}', 0o600),
+        (b'{"version":1,"first":40,"steps":3,"warmup":1,"ranks":"some"}', 0o600),
+        (b'{"version":1,"first":40,"steps":3,"warmup":1}', 0o600),
+    ],
+)
+def test_what_is_no_request_is_said_once_and_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bytes, mode: int
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(requests, "warn_first", lambda message, about: said.append(message))
+    monkeypatch.setattr(requests, "LOOK_SECONDS", 0.0)
+    path = tmp_path / REQUEST
+    path.write_bytes(text)
+    path.chmod(mode)
+    taken: list[Plan] = []
+    one = Requests(0, taken.append, lambda plan: True)
+    for _ in range(3):
+        one.look(str(tmp_path))
+    assert (len(said), taken) == (1, [])
+    assert path.exists()
+
+
+def test_a_link_is_no_request(tmp_path: Path) -> None:
+    there = requests.write(str(tmp_path), ASKED)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / REQUEST).symlink_to(there)
+    with pytest.raises(OSError, match="symbolic"):
+        requests.read(str(elsewhere / REQUEST))
+
+
+def test_a_window_is_asked_for_where_all_ranks_hear_of_it_in_time() -> None:
+    assert first_step([Pace(100, 0.01, 0), Pace(101, 0.01, 0)]) == 101 + 2 + 1 + 1
+    assert first_step([Pace(100, 20.0, 0), Pace(90, 10.0, 0)]) == 100 + 2 + 1 + 100
