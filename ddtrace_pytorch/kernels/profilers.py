@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from ddtrace_pytorch import in_place
 from ddtrace_pytorch.border import leave_no_trace, safely
+from ddtrace_pytorch.kernels.ranges import Ranges
 
 Undo = Callable[[], None]
 
@@ -38,6 +39,8 @@ class Profilers:
 
     def __init__(self) -> None:
         self.ours: Ours | None = None
+        self.ranges = Ranges()
+        self._one_was_there = False
         # By the id of each that has begun and not ended; one that is forgotten unended goes with its last reference.
         self._begun: dict[int, weakref.ref[Any]] = {}
 
@@ -54,22 +57,30 @@ class Profilers:
         return undo
 
     def of_the_user(self, torch: Any) -> bool:
-        """Whether there is one now that isn't ours. Called on the thread that trains."""
+        """Whether there is one now that isn't ours, or a range that was opened in one may still be open. Called on the
+        thread that trains."""
         if self._begun:
             return True
+        if self.ours is not None:
+            return False
         profiler = torch.autograd.profiler
-        on = getattr(profiler, "_is_profiler_enabled", False) or torch._C._autograd._profiler_enabled()
-        return bool(on) and self.ours is None
+        if getattr(profiler, "_is_profiler_enabled", False) or torch._C._autograd._profiler_enabled():
+            self._one_was_there = True
+            return True
+        if self._one_was_there:
+            self._one_was_there = self.ranges.left_by_the_user(torch)
+        return self._one_was_there
 
     def _around_begin(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def begin(self_: Any, *args: Any, **kwargs: Any) -> Any:
-            self._begins(self_)
+            is_new = self._begins(self_)
             try:
                 return original(self_, *args, **kwargs)
             except BaseException as error:
                 leave_no_trace(error)
-                self._ended(self_)
+                if is_new:
+                    self._ended(self_)
                 raise
 
         return begin
@@ -88,16 +99,19 @@ class Profilers:
         return end
 
     @safely("give way to a profiler of yours")
-    def _begins(self, profiler: Any) -> None:
-        key = id(profiler)
+    def _begins(self, profiler: Any) -> bool:
+        """Whether it hadn't yet."""
+        key, is_new = id(profiler), id(profiler) not in self._begun
 
         def forget(gone: weakref.ref[Any]) -> None:
             if self._begun.get(key) is gone:
                 del self._begun[key]
 
         self._begun[key] = weakref.ref(profiler, forget)
+        self._one_was_there = True
         if self.ours is not None:
             self.ours.give_way()
+        return is_new
 
     def _ended(self, profiler: Any) -> None:
         self._begun.pop(id(profiler), None)

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from packaging.version import Version
+
 from ddtrace_pytorch.kernels.symbols import functions
 from ddtrace_pytorch.kernels.trace_file import metadata
 
@@ -20,6 +22,8 @@ from ddtrace_pytorch.kernels.trace_file import metadata
 # the user's own words stand.
 _QUIET = ("KINETO_LOG_LEVEL", "6")
 _TEAR_DOWN = ("TEARDOWN_CUPTI", "1")
+# Before that, torch itself doesn't dare to where CUDA graphs are used.
+_SAFE_SINCE = Version("12.6")
 
 # By what other clients of CUPTI are loaded, which has room for one.
 _INJECTIONS = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")
@@ -50,7 +54,7 @@ def gpu_is_there(torch: Any) -> bool:
 def prepare_environment(torch: Any) -> None:
     """Before the first window, and in time: what is read once can't be changed later."""
     os.environ.setdefault(*_QUIET)
-    if torch.version.cuda is not None:
+    if torch.version.cuda is not None and Version(torch.version.cuda) >= _SAFE_SINCE:
         os.environ.setdefault(*_TEAR_DOWN)
 
 

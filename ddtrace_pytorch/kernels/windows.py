@@ -247,6 +247,7 @@ class Windows:
         self._over = self._hurry = True
         self._open = None
         self._profilers.ours = None
+        self._profilers.ranges.end()
 
     def _begin_to_follow(self) -> None:
         if not self._follows:
@@ -308,7 +309,7 @@ class Windows:
 
     def _busy(self, torch: Any) -> str | None:
         if self._profilers.of_the_user(torch):
-            return "a profiler of yours is there"
+            return "a profiler of yours is there, or a range that was opened in one"
         if self._profilers.ours is not None:
             return "another window is open"
         return "the window before is still being written" if self._ended else None
@@ -331,6 +332,7 @@ class Windows:
             self._close_window()
             self._fail(open_.plan, open_.how, open_.options.activity, in_words(error))
             return
+        self._profilers.ranges.begin(sys.modules["torch"])
         open_.start = self._clock.now()
         open_.ahead = time.time_ns() - open_.start
 
@@ -358,6 +360,7 @@ class Windows:
             self._told.append(Told(open_.how, state, open_.plan, self._clock.now(), why=why))
 
     def _close_window(self) -> None:
+        self._profilers.ranges.end()
         self._open = None
         self._profilers.ours = None
 
