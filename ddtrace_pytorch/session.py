@@ -134,6 +134,7 @@ class Session:
             self._run_ids,
         )
         self._training.chosen = self.windows.takes
+        self._training.very_slow = self.windows.was_slow
         self.windows.follow = lambda: self._training.at_turns(self.windows.turned)
         self._exporter.look = Requests(member.rank, self.windows.ask, self.windows.is_over).look
         self._records: Records | None = None

@@ -387,6 +387,13 @@ TABLE: tuple[Setting, ...] = (
     ),
     Setting("DD_PYTORCH_PROFILE_ACTIVE", "profile_active", _whole(1, 1000), "2", "Steps that a window takes."),
     Setting(
+        "DD_PYTORCH_PROFILE_SLOW",
+        "profile_slow",
+        _switch,
+        "false",
+        "`true`: a window also after the first step that takes 5 times the median.",
+    ),
+    Setting(
         "DD_PYTORCH_PROFILE_RANKS",
         "profile_ranks",
         rank_choice,
@@ -470,6 +477,7 @@ class Settings:
     profile_every: int
     profile_warmup: int
     profile_active: int
+    profile_slow: bool
     profile_ranks: RankChoice
     profile_max_mb: float
     profile_cpu: bool

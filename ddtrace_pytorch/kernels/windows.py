@@ -39,7 +39,7 @@ from ddtrace_pytorch.training.steps import Steps
 TAG = "profile"
 # Windows whose steps may still be told of.
 _REMEMBERED = 8
-SCHEDULED, ASKED, BY_HAND = "schedule", "asked", "by hand"
+SCHEDULED, ASKED, SLOW, BY_HAND = "schedule", "asked", "slow step", "by hand"
 
 
 @dataclass
@@ -98,6 +98,7 @@ class Windows:
         self._place = place
         self._run_ids = run
         every = settings.profile_every if place[0] in settings.profile_ranks else 0
+        self._awaits_slow_step = settings.profile_slow and place[0] in settings.profile_ranks
         self._schedule = Schedule(every, settings.profile_warmup, settings.profile_active)
         self._asked: deque[tuple[Plan, str]] = deque()
         self._again: Plan | None = None
@@ -136,6 +137,15 @@ class Windows:
             return
         self._asked.append((plan, how))
         self._begin_to_follow()
+
+    def was_slow(self, step: Step) -> None:
+        """A step took many times as long as usual: if that is wanted, there is a window soon, once. On the Pulse."""
+        number, its = self._steps.progress.step.number, step.number or 0
+        # To switch the profiler on and off takes its time, too.
+        ours = any(plan.warms_up_at - 1 <= its <= plan.ends_before for plan, _ in self._steps_of)
+        if self._awaits_slow_step and number is not None and not ours:
+            self._awaits_slow_step = False
+            self.ask(Plan(number + 2, self._schedule.active, 1), SLOW)
 
     def is_over(self, plan: Plan) -> bool:
         """Whether its first step has begun before now."""

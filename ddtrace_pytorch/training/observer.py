@@ -30,6 +30,7 @@ STEPS_HELD = 65_536
 UNTOLD = "step that can't be told"
 # A step is slow that takes so many times the median of so many before it, if there were some to compare with.
 SLOW_FACTOR = 3
+VERY_SLOW_FACTOR = 5
 COMPARED = 101
 FEW = 10
 # Reading the allocator's statistics takes some 20 µs: only every so many ns.
@@ -38,7 +39,8 @@ MEMORY_NS = 100_000_000
 
 class Training:
     """From :meth:`open` to :meth:`close`. `more_of` gives what else there is to say of a step that gets a span, `more`
-    of all since it was last asked, and `chosen` whether a step gets a span in any case; a session sets them."""
+    of all since it was last asked, and `chosen` whether a step gets a span in any case; `very_slow` is told of one that
+    took that many times the median. A session sets them."""
 
     def __init__(
         self,
@@ -52,6 +54,7 @@ class Training:
         self.more_of: Callable[[Step], Mapping[str, Fact]] = lambda step: {}
         self.more: Callable[[], Mapping[str, Fact]] = dict
         self.chosen: Callable[[Step], bool] = lambda step: False
+        self.very_slow: Callable[[Step], object] = lambda step: None
         self.count = 0
         self._told = 0
         self._sample = settings.step_sample
@@ -102,7 +105,7 @@ class Training:
 
     def beat(self, last: bool = False) -> None:
         """Tell of the steps that have ended. The `last` of all gets a span in any case."""
-        slow = SLOW_FACTOR * median(self._lately) if len(self._lately) >= FEW else float("inf")
+        usual = median(self._lately) if len(self._lately) >= FEW else float("inf")
         for _ in range(len(self._ended)):
             try:
                 step, start, end, memory = self._ended.popleft()
@@ -117,8 +120,11 @@ class Training:
                 # With what is made, compiled and warmed up in it, it says nothing about the others.
                 self._first = times.wall
             regular = bool(self._sample) and (step.number or 0) % self._sample == 0
-            regular = self.chosen(step) or regular
-            self._tell(step, start[0], times, memory, regular or times.wall > slow or (last and not self._ended))
+            chosen = self.chosen(step)
+            slow = times.wall > SLOW_FACTOR * usual
+            self._tell(step, start[0], times, memory, regular or chosen or slow or (last and not self._ended))
+            if times.wall > VERY_SLOW_FACTOR * usual and not chosen:
+                self.very_slow(step)
         lost, self._lost = self._lost, 0
         self._exporter.count_lost("too many steps", lost)
 

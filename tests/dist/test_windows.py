@@ -202,7 +202,7 @@ def test_the_users_own_profilers_see_what_they_see_without_us(jobs: Jobs, tmp_pa
     assert Counter({one["name"]: one["count"] for one in mine["kernels"]})["aten::addmm"] == 2
 
 
-# Trains until there are traces, and nothing but run logs and traces.
+# Trains until there is a trace, and nothing but run logs and traces.
 UNTIL_ASKED = """
     import glob, os, time
     import torch, torch.distributed as dist
@@ -212,7 +212,7 @@ UNTIL_ASKED = """
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     run = os.environ["DD_PYTORCH_LOG_DIR"] + "/*/*/"
     deadline = time.monotonic() + 60
-    while not glob.glob(run + "profiles/*.gz") or glob.glob(run + "*.json") and time.monotonic() < deadline:
+    while (not glob.glob(run + "profiles/*.gz") or glob.glob(run + "*.json")) and time.monotonic() < deadline:
         net(torch.ones(8, 8)).sum().backward()
         optimizer.step()
         time.sleep(0.005)

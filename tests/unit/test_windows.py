@@ -7,22 +7,31 @@ import itertools
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+from harness.exporter import KeepingExporter
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ddtrace_pytorch.cli.profile import Pace, first_step
+from ddtrace_pytorch.clock import Clock
 from ddtrace_pytorch.kernels import requests, trace_file, window_telling
 from ddtrace_pytorch.kernels.aggregates import LONGEST, TOP, Event, aggregate, own_times
 from ddtrace_pytorch.kernels.intervals import gaps, length, overlap, union
+from ddtrace_pytorch.kernels.profilers import Profilers
 from ddtrace_pytorch.kernels.requests import Request, Requests
 from ddtrace_pytorch.kernels.schedule import Plan, Schedule
 from ddtrace_pytorch.kernels.trace_file import NoTrace
 from ddtrace_pytorch.kernels.window_telling import Told
+from ddtrace_pytorch.kernels.windows import Windows
+from ddtrace_pytorch.rank_span import RankSpan
 from ddtrace_pytorch.runlog.schema import RECORDS, REQUEST, is_trace
-from ddtrace_pytorch.settings import rank_choice
+from ddtrace_pytorch.settings import load, rank_choice
 from ddtrace_pytorch.timeline.marks import WINDOWS, Moment, Slice, marks
+from ddtrace_pytorch.training.observer import Training
+from ddtrace_pytorch.training.progress import Progress, Step
+from ddtrace_pytorch.training.steps import Steps
 
 EVERY_500 = Schedule(every=500, warmup=2, active=3)
 
@@ -312,3 +321,22 @@ def test_a_link_is_no_request(tmp_path: Path) -> None:
 def test_a_window_is_asked_for_where_all_ranks_hear_of_it_in_time() -> None:
     assert first_step([Pace(100, 0.01, 0), Pace(101, 0.01, 0)]) == 101 + 2 + 1 + 1
     assert first_step([Pace(100, 20.0, 0), Pace(90, 10.0, 0)]) == 100 + 2 + 1 + 100
+
+
+def test_the_first_very_slow_step_that_is_not_profiled_has_a_window_soon() -> None:
+    exporter: Any = KeepingExporter()
+    span, steps = RankSpan(service="pytorch", rank=0, start=1, facts={}), Steps(Progress(), int, int)
+    settings = load({"DD_PYTORCH_PROFILE_SLOW": "true", "DD_PYTORCH_PROFILE_ACTIVE": "3"})
+    windows = Windows(settings, Clock(), span, exporter, steps, Profilers(), (0, 1, None), lambda: None)
+    training = Training(settings, Clock(), span, exporter, steps, None)
+    training.open()
+    asked: list[tuple[Plan, str]] = []
+    training.chosen = lambda step: step.number == 13
+    training.very_slow = windows.was_slow
+    windows.ask = lambda plan, how: asked.append((plan, how))  # type: ignore[method-assign,misc,assignment]
+    for number in range(1, 20):
+        steps.progress.begin(Step(number + 1, number + 1))
+        took = {13: 60, 15: 40, 16: 51, 18: 70}.get(number, 10)
+        training.ended(Step(number, number), (0, 0, 0, 0, 0), (took * 1_000_000, 0, 0, 0, 0))
+        training.beat()
+    assert asked == [(Plan(19, 3, 1), "slow step")]
