@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
-from ddtrace_pytorch.cli import collectives, records, stalls, steps
+from ddtrace_pytorch.cli import collectives, records, stalls, steps, windows
 from ddtrace_pytorch.cli.page.gathering import RankView, Take, View
 from ddtrace_pytorch.cli.progress import Progress
 from ddtrace_pytorch.cli.stalls import Stalls
@@ -24,6 +24,7 @@ class _OfLog:
     collectives: collectives.Gathering
     records: records.Gathering = field(default_factory=records.Gathering)
     stalls: Stalls = field(default_factory=Stalls)
+    windows: windows.Gathering = field(default_factory=windows.Gathering)
     view: RankView | None = None
 
     def takers(self, rank: int) -> Mapping[str, Sequence[Take]]:
@@ -33,6 +34,7 @@ class _OfLog:
             (collectives.TYPES, partial(self.collectives.add, rank)),
             (records.TYPES, partial(self.records.add, rank)),
             (stalls.TYPES, partial(self.stalls.add, rank)),
+            (windows.TYPES, partial(self.windows.add, rank)),
             *(() if self.view is None else self.view.takers()),
         ]
         found: defaultdict[str, list[Take]] = defaultdict(list)
@@ -50,6 +52,7 @@ class Gathered:
     collectives: collectives.Collectives
     records: records.Recorded
     stalls: Stalls
+    windows: windows.Windows
 
 
 def gather(logs: Sequence[RankLog], calls: int, progress: Progress, view: View | None = None) -> Gathered:
@@ -57,6 +60,7 @@ def gather(logs: Sequence[RankLog], calls: int, progress: Progress, view: View |
     if that is wanted."""
     of_ranks = []
     talked, recorded, stalled = collectives.Gathering(calls), records.Gathering(), Stalls()
+    profiled = windows.Gathering()
 
     def of_log(log: RankLog) -> _OfLog:
         one = _OfLog(
@@ -76,10 +80,11 @@ def gather(logs: Sequence[RankLog], calls: int, progress: Progress, view: View |
         talked.pour(one.collectives)
         recorded.pour(one.records)
         stalled.pour(one.stalls)
+        profiled.pour(one.windows)
         if view is not None and one.view is not None:
             view.add(log.rank, one.view)
         progress("reading", done, len(logs))
-    return Gathered(steps.told(of_ranks), talked.told(), recorded.told(), stalled)
+    return Gathered(steps.told(of_ranks), talked.told(), recorded.told(), stalled, profiled.told())
 
 
 def of_each(task: Callable[[RankLog], T], logs: Sequence[RankLog]) -> Iterator[T]:

@@ -24,6 +24,7 @@ from ddtrace_pytorch.cli.slow_groups import SlowGroup, slow_among
 from ddtrace_pytorch.cli.stalls import Stall
 from ddtrace_pytorch.cli.steps import Steps
 from ddtrace_pytorch.cli.stragglers import Stragglers
+from ddtrace_pytorch.cli.windows import Windows
 from ddtrace_pytorch.runlog.fields import integer, mapping, text
 from ddtrace_pytorch.runlog.reader import RankLog, Scan, read
 from ddtrace_pytorch.settings import BadValue, RankChoice, rank_choice
@@ -90,7 +91,7 @@ class Attempt(Start):
     is who waited for whom. `collectives_setting` is what DD_PYTORCH_COLLECTIVES was: several words where the ranks
     don't agree, empty where older versions didn't say. Of the `single_calls` told of one by one, as many as were asked
     for are in `slowest_calls`. `slow_groups` talk more slowly than others like them. `recorded` is what the user's code
-    said. `stalls_uncounted` are records of stalls beyond the first thousand.
+    said. `stalls_uncounted` are records of stalls beyond the first thousand. `windows` are those of torch's profiler.
 
     A rank without a log is in `ranks_not_logged` if every log there is says that it was not to write one
     (DD_PYTORCH_LOG_RANKS), otherwise in `ranks_missing`.
@@ -113,6 +114,7 @@ class Attempt(Start):
     recorded: Recorded
     stalls: list[Stall]
     stalls_uncounted: int
+    windows: Windows
     ranks: list[Rank]
 
 
@@ -222,7 +224,7 @@ def summarise(
         if views is not None and view is not None:
             views[one.incarnation] = view
         said = gathered.collectives
-        one.steps, one.recorded = gathered.steps, gathered.records
+        one.steps, one.recorded, one.windows = gathered.steps, gathered.records, gathered.windows
         one.stalls, one.stalls_uncounted = gathered.stalls.told(), gathered.stalls.uncounted
         one.collectives, one.stragglers = said.groups, said.stragglers
         one.slow_groups = slow_among(said.talks, one.duration_s or 0.0)
@@ -319,6 +321,7 @@ def _attempt(number: int, facts: list[_RankFacts]) -> Attempt:
         recorded=Recorded(),
         stalls=[],
         stalls_uncounted=0,
+        windows=Windows(),
         ranks=ranks,
     )
 

@@ -17,7 +17,7 @@ from harness.waiting import until
 pytestmark = pytest.mark.dist
 
 RANKS = """
-    import os
+    import time
     import torch, torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.nn.parallel import DistributedDataParallel as DDP
@@ -32,6 +32,7 @@ RANKS = """
     for step in range(11, 33):
         ddtrace_pytorch.set_step(step)
         with record_function(f"own range {step}"):
+            time.sleep(0.02 * dist.get_rank())  # the second rank is late
             net(torch.ones(8, 64)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -80,6 +81,10 @@ def test_each_rank_takes_the_same_steps(jobs: Jobs, tmp_path: Path, agent: Agent
     _as_spans(agent, told)
     steps = of_type(log, "step")
     assert {one["step"] for one in steps if "profile" in one.get("tags", ())} == {20, 21, 30, 31}
+    report = jobs.run([str(BIN / "ddtrace-pytorch"), "report", str(log)], environment(None)).ok().stdout
+    assert "Profiler windows" in report
+    assert "note:" not in report
+    assert "rank 1 is late: in 2 profiler windows, collectives took" in report
 
 
 def _as_spans(agent: Agent, told: list[dict[str, Any]]) -> None:

@@ -1,0 +1,47 @@
+"""The report's table of profiler windows."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from ddtrace_pytorch.cli.tables import line, row, span, table
+from ddtrace_pytorch.cli.windows import Late, Windows
+
+RANK_ROWS = 16
+NAME_SHOWN = 40
+
+
+def render_windows(windows: Windows, console: Console) -> None:
+    """What the profiler saw, rank by rank; nothing where there were no windows."""
+    if not windows.ranks:
+        return
+    line(console, "")
+    line(console, "Profiler windows", style="bold")
+    right = ("Rank", "Windows", "Busy", "Idle", "Comm.", "Hidden")
+    drawn = table(*right, "Longest in all", right=right, yielding=("Longest in all",))
+    for one in windows.ranks[:RANK_ROWS]:
+        hidden = "–" if one.communication_overlap is None else f"{one.communication_overlap:.0%}"
+        name = one.top if len(one.top) <= NAME_SHOWN else one.top[: NAME_SHOWN - 1] + "…"
+        figures = (f"{one.busy_share:.0%}", span(one.idle_longest_ms), span(one.communication_ms), hidden)
+        row(
+            drawn, str(one.rank), f"{one.windows:,}", *(figures if one.windows else ("–",) * len(figures)),
+            f"{name} ({span(one.top_ms)})" if name else "",
+        )  # fmt: skip
+    console.print(drawn)
+    if len(windows.ranks) > RANK_ROWS:
+        line(console, f"… {len(windows.ranks) - RANK_ROWS:,} more ranks (--json lists all)")
+    without: dict[str, int] = {}
+    for one in windows.ranks:
+        for state, many in one.without.items():
+            without[state] = without.get(state, 0) + many
+    if without:
+        said = ", ".join(f"{many:,} {state or 'unknown'}" for state, many in sorted(without.items()))
+        line(console, f"without a result: {said} (`profile` records of the run log say why)", style="yellow")
+
+
+def late_in_words(late: Late) -> str:
+    many = f"{late.windows:,} profiler windows" if late.windows > 1 else "a profiler window"
+    return (
+        f"rank {late.rank} is late: in {many}, collectives took {span(late.ms)} each time on it, and "
+        f"{span(late.others_ms)} on the others, which waited for it there"
+    )
