@@ -51,6 +51,13 @@ class Schedule(NamedTuple):
             return None
         return Plan(first, self.active, self.warmup)
 
+    def idle_until(self, step: int) -> int:
+        """The first step after `step` with which another window can be begun than the one that can be with it."""
+        if self.every <= 0:
+            return step + 1
+        first = max((step + self.warmup) // self.every, 0) * self.every
+        return max(first + self.every - self.warmup, step + 1)
+
     def again(self, failed: Plan) -> Plan | None:
         """Where to try once more what one window has missed: the same on all ranks, and out of the next one's way."""
         if self.every <= 0:

@@ -101,7 +101,8 @@ class Windows:
         self._awaits_slow_step = settings.profile_slow and place[0] in settings.profile_ranks
         self._schedule = Schedule(every, settings.profile_warmup, settings.profile_active)
         self._asked: deque[tuple[Plan, str]] = deque()
-        self._again: Plan | None = None
+        # Between these steps no scheduled window begins.
+        self._idle_since = self._idle_until = 0
         self._tried_again = False
         self._past = 0
         self._open: _Open | None = None
@@ -155,11 +156,12 @@ class Windows:
     @safely("follow the steps with a profiler")
     def turned(self) -> None:
         """One step ends, and the next begins; on the thread that trains."""
-        number = self._steps.next_number
+        number, open_ = self._steps.next_number, self._open
         if number is None:
             return
-        open_ = self._open
         if open_ is None:
+            if self._idle_since <= number < self._idle_until and not self._asked:
+                return
             wanted = self._plan_at(number)
             if wanted is not None and not self._over:
                 self._begin(*wanted, number)
@@ -267,15 +269,15 @@ class Windows:
 
     def _plan_at(self, number: int) -> tuple[Plan, str] | None:
         """Which window can be begun as the step of that `number` begins, and how it came about."""
-        if self._asked:
-            for one in tuple(self._asked):
-                if one[0].begins_with(number):
-                    return one
-                if number > one[0].first:
-                    self._asked.remove(one)
-        for plan in (self._again, self._schedule.plan_at(number)):
-            if plan is not None and plan.begins_with(number) and plan.first != self._past:
-                return plan, SCHEDULED
+        for one in tuple(self._asked):
+            if one[0].begins_with(number):
+                return one
+            if number > one[0].first:
+                self._asked.remove(one)
+        plan = self._schedule.plan_at(number)
+        if plan is not None and plan.first != self._past:
+            return plan, SCHEDULED
+        self._idle_since, self._idle_until = number, self._schedule.idle_until(number)
         return None
 
     def _begin(self, plan: Plan, how: str, number: int) -> None:
@@ -312,10 +314,10 @@ class Windows:
 
     def _pass(self, plan: Plan, how: str) -> None:
         """It is begun, or is not to be."""
-        if how == SCHEDULED:
-            self._past = plan.first
-        elif (plan, how) in self._asked:
+        if (plan, how) in self._asked:
             self._asked.remove((plan, how))
+        else:
+            self._past = plan.first
 
     def _busy(self, torch: Any) -> str | None:
         if self._profilers.of_the_user(torch):
@@ -339,7 +341,7 @@ class Windows:
             open_.window.start(*self._place)
         except Exception as error:
             pass_on(error)
-            self._close_window()
+            self._cancel(open_)
             self._fail(open_.plan, open_.how, open_.options.activity, in_words(error))
             return
         self._profilers.ranges.begin(sys.modules["torch"])
@@ -354,20 +356,21 @@ class Windows:
             results = open_.window.end()
         except Exception as error:
             pass_on(error)
+            self._cancel(open_)
             self._fail(open_.plan, open_.how, options.activity, in_words(error))
             return
-        finally:
-            self._close_window()
+        self._close_window()
         self._ended.append(_Ended(results, open_.plan, open_.how, options.activity, start, end, open_.ahead, cut))
         self.wake()
 
     def _drop(self, open_: _Open, state: str, why: str) -> None:
-        try:
-            open_.window.cancel()
-        finally:
-            self._close_window()
-            self._forget(open_.plan)
-            self._told.append(Told(open_.how, state, open_.plan, self._clock.now(), why=why))
+        self._cancel(open_)
+        self._forget(open_.plan)
+        self._told.append(Told(open_.how, state, open_.plan, self._clock.now(), why=why))
+
+    def _cancel(self, open_: _Open) -> None:
+        self._close_window()
+        safely("switch the profiler off")(open_.window.cancel)()
 
     def _close_window(self) -> None:
         self._profilers.ranges.end()
@@ -425,9 +428,10 @@ class Windows:
         why = "torch's profiler gave no event"
         if ended.how == SCHEDULED and not self._tried_again:
             self._tried_again = True
-            self._again = self._schedule.again(ended.plan)
-            if self._again is not None:
-                why += f"; tried again at step {self._again.first}"
+            again = self._schedule.again(ended.plan)
+            if again is not None:
+                self._asked.append((again, SCHEDULED))
+                why += f"; tried again at step {again.first}"
         warn_first(f"the profiler window at step {ended.plan.first} is empty: {why}", about="empty profiler window")
         return _told(ended, window_telling.EMPTY, why=why)
 

@@ -77,6 +77,12 @@ def test_all_ranks_take_the_same_steps_whenever_they_come_in(every: int, warmup:
         return taken
 
     whole = windows(1)
+    for step in range(1, 200):
+        assert all(
+            schedule.plan_at(later) in (None, schedule.plan_at(step))
+            for later in range(step, schedule.idle_until(step))
+        )
+        assert schedule.plan_at(schedule.idle_until(step)) is not None
     # The first may come too early to be warmed up.
     assert whole == list(range(every, 260 + warmup, every))[: len(whole)]
     assert windows(since) == [first for first in whole if first >= since]

@@ -1,0 +1,192 @@
+"""Profiler windows of a training in this process, with torch's own profiler, and those that come to nothing."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness.exporter import KeepingExporter
+
+from ddtrace_pytorch.clock import Clock
+from ddtrace_pytorch.deadline import Deadline
+from ddtrace_pytorch.kernels import window, windows
+from ddtrace_pytorch.kernels.profilers import Profilers
+from ddtrace_pytorch.kernels.schedule import Plan
+from ddtrace_pytorch.kernels.windows import Windows
+from ddtrace_pytorch.rank_span import RankSpan
+from ddtrace_pytorch.settings import load
+from ddtrace_pytorch.training.observer import Training
+from ddtrace_pytorch.training.progress import Progress
+from ddtrace_pytorch.training.steps import Steps
+
+
+class Job:
+    """One rank, whose optimizer steps when it is told to."""
+
+    def __init__(self, directory: Path, **settings: str) -> None:
+        self.exporter: Any = KeepingExporter()
+        chosen = load({"DD_PYTORCH_PROFILE_DIR": str(directory)} | settings)
+        span, self.steps = RankSpan(service="pytorch", rank=0, start=1, facts={}), Steps(Progress(), int, int)
+        self.profilers = Profilers()
+        self.windows = Windows(
+            chosen, Clock(), span, self.exporter, self.steps, self.profilers, (0, 1, None), lambda: ("job", "run")
+        )
+        self.training = Training(chosen, Clock(), span, self.exporter, self.steps, None)
+        self.training.chosen = self.windows.takes
+        self.windows.follow = lambda: self.training.at_turns(self.windows.turned)
+        self._undo = self.steps.watch()
+        self.steps.begin_anew(1)
+        self.training.open()
+        self.windows.open()
+        self._net = torch.nn.Linear(4, 4)
+        self._optimizer = torch.optim.SGD(self._net.parameters(), lr=0.1)
+
+    def train(self, until: int, then: Callable[[], object] = lambda: None) -> None:
+        """Until the step of that number is the one under way; what was recorded is read after each."""
+        while (self.steps.progress.step.number or 0) < until:
+            self._net(torch.ones(1, 4)).sum().backward()
+            self._optimizer.step()
+            then()
+            self.tell()
+
+    def tell(self) -> None:
+        self.training.beat()
+        self.windows.beat()
+        reader = self.windows._reader
+        if reader is not None:
+            reader.join(30)
+        self.windows.beat()
+
+    def told(self) -> list[dict[str, Any]]:
+        return [one for one in self.exporter.records if one["type"] == "profile"]
+
+    def end(self) -> None:
+        self.windows.cut("the session ended")
+        self.training.close(interrupted=False, over=True)
+        self.windows.close(Deadline(30))
+        self._undo()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    jobs: list[Job] = []
+
+    def made(**settings: str) -> Job:
+        jobs.append(Job(tmp_path, **settings))
+        return jobs[-1]
+
+    yield made
+    for one in jobs:
+        one.end()
+    assert not torch._C._autograd._profiler_enabled()
+
+
+EVERY_20 = {"DD_PYTORCH_PROFILE_EVERY": "20", "DD_PYTORCH_PROFILE_ACTIVE": "2"}
+
+
+def test_one_that_is_asked_for_between_two_others_ends_where_it_should(job: Callable[..., Job]) -> None:
+    one = job(**EVERY_20)
+    one.train(25)
+    one.windows.ask(Plan(30, 3, 1))
+    one.windows.ask(Plan(10, 3, 1))
+    one.train(45)
+    assert [(told["step"], told["steps"], told["how"], told["state"]) for told in one.told()] == [
+        (20, 2, "schedule", "complete"), (10, 3, "asked", "skipped"), (30, 3, "asked", "complete"),
+        (40, 2, "schedule", "complete"),
+    ]  # fmt: skip
+    steps = [next(kernel for kernel in told["kernels"] if "SGD.step" in kernel["name"]) for told in one.told()
+             if told["state"] == "complete"]  # fmt: skip
+    assert [step["count"] for step in steps] == [2, 3, 2]
+
+
+class Empty:
+    def events(self) -> list[object]:
+        return []
+
+
+def test_an_empty_one_is_a_failure_and_tried_again_once(
+    job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = job(**EVERY_20)
+    real, ended = window.Window.end, []
+
+    def end(self: window.Window) -> object:
+        ended.append(real(self))
+        return Empty() if len(ended) in (1, 3) else ended[-1]
+
+    monkeypatch.setattr(window.Window, "end", end)
+    monkeypatch.setattr(windows, "warn_first", lambda message, about=None: None)
+    one.train(65)
+    assert [(told["step"], told["state"]) for told in one.told()] == [
+        (20, "empty"), (28, "complete"), (40, "empty"), (60, "complete"),
+    ]  # fmt: skip
+    spans = [span for span in one.exporter.spans if span.name == "pytorch.profile"]
+    assert [span.error for span in spans] == [True, False, True, False]
+
+
+def test_one_that_cannot_begin_or_be_read_is_told_of_and_the_next_one_comes(
+    job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = job(**EVERY_20)
+    said: list[str] = []
+    monkeypatch.setattr(windows, "warn_first", lambda message, about=None: said.append(message))
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("no CUPTI")
+
+    for step, name in ((25, "prepare"), (45, "start"), (65, "settle")):
+        with monkeypatch.context() as patch:
+            patch.setattr(window.Window, name, broken)
+            one.train(step)
+    with monkeypatch.context() as patch:
+        patch.setattr(windows.reading, "events", broken)
+        one.train(85)
+    one.train(105)
+    states = [(told["step"], told["state"], "no CUPTI" in told.get("why", "")) for told in one.told()]
+    assert states == [
+        (20, "failed", True), (40, "failed", True), (60, "failed", True), (80, "failed", False),
+        (100, "complete", False),
+    ]  # fmt: skip
+    assert len(said) == 3
+
+
+def test_one_that_is_longer_than_what_it_is_every_is_none(
+    job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(windows, "warn_first", lambda message, about=None: said.append(message))
+    one = job(DD_PYTORCH_PROFILE_EVERY="3", DD_PYTORCH_PROFILE_ACTIVE="3")
+    one.train(15)
+    assert one.told() == []
+    assert len(said) == 1
+    other = job(**EVERY_20, DD_PYTORCH_PROFILE_RANKS="1-7")
+    other.train(25)
+    assert other.told() == []
+
+
+def test_steps_that_are_set_elsewhere_leave_no_window_open(job: Callable[..., Job]) -> None:
+    one = job(**EVERY_20, DD_PYTORCH_PROFILE_WARMUP="2")
+    one.train(18)
+    one.steps.set(500)
+    one.train(501)
+    assert [(told["step"], told["state"]) for told in one.told()] == [(20, "skipped")]
+    assert not torch._C._autograd._profiler_enabled()
+
+
+def test_a_user_s_fork_or_end_in_the_midst_keeps_what_there_is(job: Callable[..., Job], tmp_path: Path) -> None:
+    one = job(**EVERY_20, DD_PYTORCH_PROFILE_SHAPES="true", DD_PYTORCH_PROFILE_STACKS="true")
+    one.train(21)
+    one.windows.cut("the process forked")
+    one.tell()
+    one.steps.set(22)
+    one.tell()
+    [told] = one.told()
+    assert (told["state"], told["why"]) == ("cut short", "the process forked")
+    trace = json.loads(gzip.decompress(Path(told["path"]).read_bytes()))
+    assert (trace["record_shapes"], trace["with_stack"]) == (1, 1)
+    assert Path(told["path"]).is_relative_to(tmp_path / "job" / "run" / "profiles")
