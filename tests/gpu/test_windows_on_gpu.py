@@ -1,0 +1,95 @@
+"""By hand, on a machine with a GPU (two for the NCCL test): profiler windows see its kernels, and leave it as it was.
+
+The machine needs the package installed (or on PYTHONPATH) with its dependencies, and no Agent: the run log tells.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from harness.job import PYTHON, Jobs, alone, environment, torchrun
+from harness.log import of_type
+
+pytestmark = pytest.mark.gpu
+
+PATCH = """
+    import ddtrace_pytorch
+    ddtrace_pytorch.patch()
+"""
+
+# Says how long a step took before the first window, and after the last, in ms.
+ALONE = (
+    PATCH
+    + """
+    import statistics, sys, time
+    import torch, torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    net = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(16)]).cuda()
+    optimizer = torch.optim.AdamW(net.parameters())
+    took = []
+    for step in range(1, 451):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        net(torch.ones(64, 256, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.cuda.synchronize()
+        took.append((time.perf_counter() - began) * 1e3)
+    print(statistics.median(took[50:140]), statistics.median(took[350:440]))
+    dist.destroy_process_group()
+"""
+)
+
+
+def test_kernels_are_recorded_and_steps_are_as_fast_after_it_as_before(jobs: Jobs, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    env = alone(log, DD_PYTORCH_PROFILE_EVERY="150", DD_PYTORCH_PROFILE_MEMORY="true")
+    before, after = map(float, jobs.run([*PYTHON, jobs.script(ALONE)], env).ok().stdout.split())
+    told = of_type(log, "profile")
+    assert [(one["step"], one["state"], one["activity"], one["of"]) for one in told[:2]] == [
+        (150, "complete", "gpu", "kernels"), (300, "complete", "gpu", "kernels"),
+    ]  # fmt: skip
+    for one in told[:2]:
+        assert one["metrics"]["events"] > 100
+        assert 0 < one["metrics"]["busy_share"] < 1
+        assert all(one["start"] <= kernel["start"] < one["start"] + one["duration"] for kernel in one["longest"])
+        trace = json.loads(gzip.decompress(Path(one["path"]).read_bytes()))
+        assert any(event.get("cat") == "kernel" for event in trace["traceEvents"])
+    assert after / before <= 1.05
+
+
+NCCL = (
+    PATCH
+    + """
+    import os, time
+    import torch, torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl")
+    net = DDP(torch.nn.Linear(1024, 1024).cuda())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(40):
+        time.sleep(0.01 * dist.get_rank())
+        net(torch.ones(64, 1024, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.cuda.synchronize()
+    dist.destroy_process_group()
+"""
+)
+
+
+def test_the_late_rank_is_named_by_its_nccl_kernels(jobs: Jobs, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    env = environment(
+        None, DD_PYTORCH_EXPORT="local", DD_PYTORCH_LOG_DIR=str(log), DD_PYTORCH_PROFILE_EVERY="15", NCCL_DEBUG="WARN"
+    )
+    jobs.run([*torchrun(2), jobs.script(NCCL)], env).ok()
+    assert all(one["metrics"]["communication_calls"] > 0 for one in of_type(log, "profile"))
+    report = jobs.run([*PYTHON, "-m", "ddtrace_pytorch.cli.main", "report", str(log)], environment(None)).ok()
+    assert "rank 1 is late: in 2 profiler windows" in report.stdout
