@@ -115,9 +115,13 @@ class Window:
             if on:
                 add(name, "1")
 
+    def must_wait(self) -> bool:
+        """Whether this is no time to start or to end: whoever waits for the GPU now would break a graph's capture."""
+        return self._options.gpu and bool(self._torch.cuda.is_current_stream_capturing())
+
     def settle(self) -> None:
         """Wait until the GPU has done what was asked of it: what isn't over isn't recorded."""
-        if self._options.gpu:
+        if self._options.gpu and not self.must_wait():
             self._torch.cuda.synchronize()
 
     def end(self) -> Any:

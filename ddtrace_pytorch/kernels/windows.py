@@ -111,6 +111,7 @@ class Windows:
         self._told: deque[Told] = deque()
         self._waiting: deque[Told] = deque()
         self._steps_of: deque[tuple[Plan, dict[int, tuple[Step, Piece]]]] = deque(maxlen=_REMEMBERED)
+        self._beginning = threading.Lock()
         self._hurry = False
         self._over = False
         self._counts = {"windows": 0, "failed": 0}
@@ -165,7 +166,7 @@ class Windows:
             wanted = self._plan_at(number)
             if wanted is not None and not self._over:
                 self._begin(*wanted, number)
-        elif open_.thread == get_ident() and open_.how != BY_HAND:
+        elif open_.thread == get_ident() and open_.how != BY_HAND and not open_.window.must_wait():
             self._go_on(open_, number)
 
     @safely("begin a profiler window")
@@ -174,7 +175,6 @@ class Windows:
         if self._over:
             return False
         step = self._steps.progress.step.number or 0
-        prepare_environment(sys.modules["torch"])
         self._begin(Plan(step, 1), BY_HAND, step)
         return self._open is not None and self._open.how == BY_HAND
 
@@ -257,13 +257,13 @@ class Windows:
     def abandon(self) -> None:
         """In a forked child: nothing of the parent's is profiled here."""
         self._over = self._hurry = True
+        self._beginning = threading.Lock()
         self._open = None
         self._profilers.ours = None
         self._profilers.ranges.end()
 
     def _begin_to_follow(self) -> None:
         if not self._follows:
-            prepare_environment(sys.modules["torch"])
             self._follows = True
             self.follow()
 
@@ -281,7 +281,16 @@ class Windows:
         return None
 
     def _begin(self, plan: Plan, how: str, number: int) -> None:
+        # Two threads may come here at once, one of them by hand.
+        if self._beginning.acquire(blocking=False):
+            try:
+                self._begin_alone(plan, how, number)
+            finally:
+                self._beginning.release()
+
+    def _begin_alone(self, plan: Plan, how: str, number: int) -> None:
         torch = sys.modules["torch"]
+        prepare_environment(torch)
         gpu = gpu_is_there(torch)
         why = self._busy(torch) or in_the_way(torch, gpu, os.environ)
         if why is not None:
@@ -320,6 +329,9 @@ class Windows:
             self._past = plan.first
 
     def _busy(self, torch: Any) -> str | None:
+        ours = self._profilers.ours
+        if ours is not None and ours is not self:
+            ours.give_way()  # of a session that was ended on another thread
         if self._profilers.of_the_user(torch):
             return "a profiler of yours is there, or a range that was opened in one"
         if self._profilers.ours is not None:
