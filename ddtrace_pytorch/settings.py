@@ -425,7 +425,7 @@ TABLE: tuple[Setting, ...] = (
         "profile_memory",
         _switch,
         "false",
-        "`true`: windows also record what memory tensors take and give back.",
+        "`true`: windows also record what memory is taken and given back; of a GPU's, there is a snapshot.",
     ),
     Setting(
         "DD_PYTORCH_PROFILE_DIR",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 import gzip
 import os
+import pickle
 import re
 import shutil
 import tempfile
@@ -19,6 +20,7 @@ from ddtrace_pytorch.spans import Fact
 # The directory of the traces, in that of the run.
 FOLDER = "profiles"
 SUFFIX = ".json.gz"
+MEMORY_SUFFIX = ".memory.pickle"
 # In memory, before it is compressed; whoever writes it holds the interpreter, a second for about 90 MiB.
 PLAIN_LIMIT = 256 * 1024 * 1024
 # What one event takes there, about.
@@ -85,12 +87,30 @@ def write(
     return path, written
 
 
+def write_snapshot(snapshot: Any, trace: str, rank: int, limit: int) -> str:
+    """Keep a snapshot of memory beside the file of its `trace`, within what all of the rank's files may take; gives its
+    path.
+
+    Raises:
+        NoTrace: it would be too large.
+        OSError: it can't be written.
+    """
+    path = trace.removesuffix(SUFFIX) + MEMORY_SUFFIX
+    data = pickle.dumps(snapshot)
+    if len(data) + os.path.getsize(trace) > limit:
+        raise NoTrace(f"it takes more than {limit / 1024 / 1024:g} MiB")
+    make_room(os.path.dirname(trace), rank, limit - len(data))
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
+        file.write(data)
+    return path
+
+
 def make_room(directory: str, rank: int, limit: int) -> None:
     """Remove the oldest traces of `rank` until the others take no more than `limit` bytes."""
     mine = []
     with os.scandir(directory) as entries:
         for entry in entries:
-            if entry.name.startswith(f"rank-{rank:05d}_") and entry.name.endswith(SUFFIX):
+            if entry.name.startswith(f"rank-{rank:05d}_") and entry.name.endswith((SUFFIX, MEMORY_SUFFIX)):
                 found = entry.stat(follow_symlinks=False)
                 mine.append((found.st_mtime_ns, entry.path, found.st_size))
     taken = sum(size for _, _, size in mine)

@@ -15,6 +15,7 @@ from typing import Any
 
 from packaging.version import Version
 
+from ddtrace_pytorch.kernels.memory import MemoryHistory
 from ddtrace_pytorch.kernels.symbols import functions
 from ddtrace_pytorch.kernels.trace_file import metadata
 
@@ -81,6 +82,7 @@ class Window:
         self._torch = torch
         self._options = options
         self._started = False
+        self._memory = MemoryHistory(torch) if options.memory and options.gpu else None
         # `use_cpu` chooses nothing here: what does is the set of activities, the same on all releases.
         self._profiler = torch.autograd.profiler.profile(
             use_cpu=True,
@@ -102,6 +104,8 @@ class Window:
         """Record, from here on."""
         self._started = True
         self._profiler._start_trace()
+        if self._memory is not None:
+            self._memory.begin()
         add = self._torch.autograd._add_metadata_json
         place = {"rank": rank, "world_size": world_size, "backend": backend or "none"}
         text = metadata(backend=place["backend"])
@@ -124,8 +128,14 @@ class Window:
         if self._options.gpu and not self.must_wait():
             self._torch.cuda.synchronize()
 
+    def memory(self) -> Any:
+        """What the GPU's allocator did since the start, if that is wanted, before the :meth:`end`; otherwise None."""
+        return None if self._memory is None else self._memory.end()
+
     def end(self) -> Any:
         """Record no more; gives the results, with `events` and `save`."""
+        if self._memory is not None:
+            self._memory.leave()
         try:
             return self._torch.autograd._disable_profiler()
         finally:

@@ -28,7 +28,7 @@ ABANDONED = "abandoned"
 @dataclass(frozen=True)
 class Told:
     """One window that is over, or that was not to be. `how`: ``schedule``, …; `start` in ns since the epoch, `duration`
-    in ns; `why`: the reason, of one that is not whole or has no file."""
+    in ns; `why`: the reason, of one that is not whole or has no file; `memory`: the path of a snapshot."""
 
     how: str
     state: str
@@ -39,6 +39,7 @@ class Told:
     why: str | None = None
     path: str | None = None
     bytes: int | None = None
+    memory: str | None = None
     results: Aggregates | None = None
 
     def record(self) -> dict[str, Any]:
@@ -57,6 +58,7 @@ class Told:
             name: value
             for name, value in (
                 ("why", self.why), ("activity", self.activity), ("path", self.path), ("bytes", self.bytes),
+                ("memory", self.memory),
             )
             if value
         }  # fmt: skip
@@ -83,6 +85,7 @@ class Told:
         }
         for name, value in (
             ("why", self.why), ("activity", self.activity), ("path", self.path), ("bytes", self.bytes),
+            ("memory", self.memory),
         ):  # fmt: skip
             if value:
                 facts[f"profile.{name}"] = value

@@ -58,9 +58,10 @@ class _Open:
 
 @dataclass(frozen=True)
 class _Ended:
-    """One that has ended, to be read."""
+    """One that has ended, to be read; `memory`: a snapshot of the GPU's, if there is one."""
 
     results: Any
+    memory: Any
     plan: Plan
     how: str
     activity: str
@@ -365,6 +366,7 @@ class Windows:
         try:
             open_.window.settle()
             end = self._clock.now()
+            memory = open_.window.memory()
             results = open_.window.end()
         except Exception as error:
             pass_on(error)
@@ -372,7 +374,9 @@ class Windows:
             self._fail(open_.plan, open_.how, options.activity, in_words(error))
             return
         self._close_window()
-        self._ended.append(_Ended(results, open_.plan, open_.how, options.activity, start, end, open_.ahead, cut))
+        self._ended.append(
+            _Ended(results, memory, open_.plan, open_.how, options.activity, start, end, open_.ahead, cut)
+        )
         self.wake()
 
     def _drop(self, open_: _Open, state: str, why: str) -> None:
@@ -432,7 +436,13 @@ class Windows:
             why = str(error) if isinstance(error, NoTrace) else in_words(error)
             warn_first(f"a profiler window has no trace file: {why}")
             return replace(told, why=f"no file: {why}")
-        return replace(told, path=path, bytes=size)
+        return replace(told, path=path, bytes=size, memory=self._keep_memory(ended, path))
+
+    @safely("write a snapshot of the GPU's memory")
+    def _keep_memory(self, ended: _Ended, trace: str) -> str | None:
+        if ended.memory is None:
+            return None
+        return trace_file.write_snapshot(ended.memory, trace, self._place[0], int(self._settings.profile_max_mb * MIB))
 
     def _empty(self, ended: _Ended) -> Told:
         if ended.cut:

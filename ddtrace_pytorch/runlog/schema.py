@@ -48,7 +48,8 @@ RECORDS: Mapping[str, frozenset[str]] = {
         ("beat", "seq steps calls groups", ()),
         ("state", "why state", ()),
         ("verdict", "kind detail ranks doing moves group op key usual waiting message culprits tags", ()),
-        ("profile", "step steps how state why start duration activity path bytes of metrics kernels longest", ()),
+        ("profile", "step steps how state why start duration activity path bytes memory of metrics kernels "
+                    "longest", ()),
         ("drop", "reason count bytes", ()),
     )
 }  # fmt: skip
@@ -185,12 +186,12 @@ class SegmentName(NamedTuple):
 
 # Asks the ranks that write beside it for a profiler window, whose trace is in a folder below.
 REQUEST = "profile-request.json"
-_TRACE = re.compile(r"rank-\d{5,9}(?:_[A-Za-z0-9]+)*_step-\d{6,19}(?:-\d+)?\.json\.gz", re.ASCII)
+_TRACE = re.compile(r"rank-\d{5,9}(?:_[A-Za-z0-9]+)*_step-\d{6,19}(?:-\d+)?\.(?:json\.gz|memory\.pickle)", re.ASCII)
 _SEGMENT = re.compile(r"rank-(\d{5,9})(?:\.([1-9]\d{0,8}))?(?:\.seg-(\d{5,9}))?\.jsonl(\.gz)?", re.ASCII)
 
 
 def is_trace(name: str) -> bool:
-    """Whether a file's name is that of a profiler window's trace."""
+    """Whether a file's name is that of a profiler window's trace, or of a snapshot of memory beside one."""
     return _TRACE.fullmatch(name) is not None
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,7 @@ def test_kernels_are_recorded_and_steps_are_as_fast_after_it_as_before(jobs: Job
         assert 0 < one["metrics"]["busy_share"] < 1
         assert all(one["start"] <= kernel["start"] < one["start"] + one["duration"] for kernel in one["longest"])
         trace = json.loads(gzip.decompress(Path(one["path"]).read_bytes()))
+        assert pickle.loads(Path(one["memory"]).read_bytes())["segments"]
         assert any(event.get("cat") == "kernel" for event in trace["traceEvents"])
     assert after / before <= 1.05
 

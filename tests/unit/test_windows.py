@@ -250,6 +250,12 @@ def test_the_oldest_traces_of_the_rank_make_room_and_one_that_is_too_large_is_no
             trace_file.write(large, str(tmp_path), "rank-00003_step-000600.json.gz", 3, limit, lambda: goes_on)  # type: ignore[arg-type]  # noqa: B023
         assert len(os.listdir(tmp_path)) == 3
     assert os.path.exists(path)
+    snapshot = trace_file.write_snapshot({"segments": []}, path, 3, 430)
+    assert os.path.basename(snapshot) == "rank-00003_step-000500.memory.pickle"
+    assert is_trace(os.path.basename(snapshot))
+    assert sorted(os.listdir(tmp_path)) == [NAME, os.path.basename(snapshot), "rank-00004_step-000100.json.gz"]
+    with pytest.raises(NoTrace):
+        trace_file.write_snapshot("." * 500, path, 3, 430)
 
 
 ASKED = Request(Plan(40, 3, 1), rank_choice("0,2-3"))

@@ -15,6 +15,7 @@ from harness.exporter import KeepingExporter
 from ddtrace_pytorch.clock import Clock
 from ddtrace_pytorch.deadline import Deadline
 from ddtrace_pytorch.kernels import window, windows
+from ddtrace_pytorch.kernels.memory import MemoryHistory
 from ddtrace_pytorch.kernels.profilers import Profilers
 from ddtrace_pytorch.kernels.schedule import Plan
 from ddtrace_pytorch.kernels.windows import Windows
@@ -190,3 +191,40 @@ def test_a_user_s_fork_or_end_in_the_midst_keeps_what_there_is(job: Callable[...
     trace = json.loads(gzip.decompress(Path(told["path"]).read_bytes()))
     assert (trace["record_shapes"], trace["with_stack"]) == (1, 1)
     assert Path(told["path"]).is_relative_to(tmp_path / "job" / "run" / "profiles")
+
+
+def test_what_is_in_the_way() -> None:
+    nsight = {"CUDA_INJECTION64_PATH": "/opt/nvidia/libToolsInjection64.so"}
+    assert window.in_the_way(torch, False, nsight) is None
+    assert window.in_the_way(torch, True, nsight) == "another profiler is there (CUDA_INJECTION64_PATH)"
+    said: list[str | None] = []
+    tensor = torch.ones(2, requires_grad=True)
+    tensor.register_hook(lambda gradient: said.append(window.in_the_way(torch, False, {})))
+    tensor.sum().backward()
+    assert said == ["an optimizer steps in the midst of a backward pass"]
+
+
+class Allocator:
+    """A GPU's, as far as its history goes."""
+
+    def __init__(self, kept: bool) -> None:
+        self.calls: list[object] = []
+        self._C = self.cuda = self.memory = self
+        self._cuda_isHistoryEnabled = lambda: kept
+
+    def _record_memory_history(self, enabled: object, **_: object) -> None:
+        self.calls.append(enabled)
+
+    def _snapshot(self) -> dict[str, object]:
+        self.calls.append("snapshot")
+        return {"segments": []}
+
+
+@pytest.mark.parametrize(("kept", "calls"), [(False, ["all", "snapshot", None]), (True, ["snapshot"])])
+def test_the_users_history_of_memory_goes_on(kept: bool, calls: list[object]) -> None:
+    allocator = Allocator(kept)
+    history = MemoryHistory(allocator)
+    history.begin()
+    assert history.end() == {"segments": []}
+    history.leave()
+    assert allocator.calls == calls
