@@ -134,9 +134,7 @@ class Windows:
     def ask(self, plan: Plan, how: str = ASKED) -> None:
         """Somebody wants this one, too; from any thread."""
         if self.is_over(plan):
-            self._told.append(
-                Told(how, window_telling.SKIPPED, plan, self._clock.now(), why="its steps had passed already")
-            )
+            self._missed(plan, how)
             return
         self._asked.append((plan, how))
         self._begin_to_follow()
@@ -145,7 +143,7 @@ class Windows:
         """A step took many times as long as usual: if that is wanted, there is a window soon, once. On the Pulse."""
         number, its = self._steps.progress.step.number, step.number or 0
         # To switch the profiler on and off takes its time, too.
-        ours = any(plan.warms_up_at - 1 <= its <= plan.ends_before for plan, _ in self._steps_of)
+        ours = any(plan.warms_up_at - 1 <= its <= plan.ends_before for plan, _ in tuple(self._steps_of))
         if self._awaits_slow_step and number is not None and not ours:
             self._awaits_slow_step = False
             self.ask(Plan(number + 2, self._schedule.active, 1), SLOW)
@@ -207,8 +205,9 @@ class Windows:
 
     def takes(self, step: Step) -> bool:
         """Whether a window took `step`, which is about to be told of; it is tagged then. On the Pulse."""
-        for plan, known in self._steps_of:
-            if step.number is not None and plan.first <= step.number < plan.ends_before:
+        for plan, known in tuple(self._steps_of):
+            # Some count from 1 again in each epoch.
+            if step.number is not None and plan.first <= step.number < plan.ends_before and step.number not in known:
                 step.tags[TAG] = None
                 known[step.number] = step, self._span.piece
                 return True
@@ -275,9 +274,11 @@ class Windows:
                 return one
             if number > one[0].first:
                 self._asked.remove(one)
+                self._missed(*one)
         plan = self._schedule.plan_at(number)
-        if plan is not None and plan.first != self._past:
-            return plan, SCHEDULED
+        if plan is not None:
+            return (plan, SCHEDULED) if plan.first != self._past else None
+        self._past = 0
         self._idle_since, self._idle_until = number, self._schedule.idle_until(number)
         return None
 
@@ -404,6 +405,9 @@ class Windows:
         )
         self._told.append(Told(how, window_telling.SKIPPED, plan, self._clock.now(), why=why))
 
+    def _missed(self, plan: Plan, how: str) -> None:
+        self._told.append(Told(how, window_telling.SKIPPED, plan, self._clock.now(), why="its first step had passed"))
+
     def _fail(self, plan: Plan, how: str, activity: str, why: str) -> None:
         self._forget(plan)
         warn_first(f"a profiler window failed at step {plan.first}: {why}", about=f"profiler window failed: {why}")
@@ -476,7 +480,7 @@ class Windows:
 
     def _around(self, plan: Plan) -> tuple[Step, Piece] | None:
         """The first of its steps, if that was told of, and the piece of the rank span that its span is below."""
-        for mine, known in self._steps_of:
+        for mine, known in reversed(tuple(self._steps_of)):
             if mine.first == plan.first:
                 return known.get(plan.first)
         return None

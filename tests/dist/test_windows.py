@@ -14,10 +14,10 @@ from harness.job import BIN, DDTRACE_RUN, PYTHON, Jobs, alone, environment, torc
 from harness.log import of_type
 from harness.waiting import until
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.once]
 
 RANKS = """
-    import time
+    import glob, os, time
     import torch, torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.nn.parallel import DistributedDataParallel as DDP
@@ -36,6 +36,10 @@ RANKS = """
             net(torch.ones(8, 64)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
+        deadline = time.monotonic() + 30
+        mine = f"{os.environ['DD_PYTORCH_LOG_DIR']}/*/*/profiles/rank-{dist.get_rank():05d}*"
+        while step == 25 and not glob.glob(mine) and time.monotonic() < deadline:
+            time.sleep(0.01)
     assert not torch.autograd.profiler._is_profiler_enabled
     dist.destroy_process_group()
 """
@@ -175,7 +179,6 @@ BESIDE = """
 """
 
 
-@pytest.mark.once
 def test_the_users_own_profilers_see_what_they_see_without_us(jobs: Jobs, tmp_path: Path) -> None:
     log = tmp_path / "log"
     ours = {"DD_PYTORCH_PROFILE_EVERY": "6", "DD_PYTORCH_PROFILE_WARMUP": "2", "DD_PYTORCH_PROFILE_ACTIVE": "3"}
@@ -224,7 +227,6 @@ UNTIL_ASKED = """
 """
 
 
-@pytest.mark.once
 def test_a_window_is_had_for_the_asking(jobs: Jobs, tmp_path: Path) -> None:
     log = tmp_path / "log"
     job = jobs.start([*DDTRACE_RUN, *PYTHON, jobs.script(UNTIL_ASKED)], alone(log, DD_PATCH_MODULES="pytorch:true"))

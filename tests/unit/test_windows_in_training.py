@@ -105,6 +105,22 @@ def test_one_that_is_asked_for_between_two_others_ends_where_it_should(job: Call
     assert [step["count"] for step in steps] == [2, 3, 2]
 
 
+def test_where_each_epoch_counts_from_one_each_has_its_windows(job: Callable[..., Job]) -> None:
+    one = job(**EVERY_20)
+    one.train(30)
+    one.steps.set(1)
+    one.train(30)
+    assert [(told["step"], told["state"]) for told in one.told()] == [(20, "complete"), (20, "complete")]
+    assert [Path(told["path"]).name for told in one.told()] == [
+        "rank-00000_step-000020.json.gz", "rank-00000_step-000020-2.json.gz",
+    ]  # fmt: skip
+    profiled = [one["step"] for one in one.exporter.records if "profile" in one.get("tags", ())]
+    assert profiled == [20, 21, 20, 21]
+    windows = [span for span in one.exporter.spans if span.name == "pytorch.profile"]
+    steps = [span.span_id for span in one.exporter.spans if span.name == "pytorch.step" and span.resource == "step 20"]
+    assert [span.parent_id for span in windows] == steps
+
+
 class Empty:
     def events(self) -> list[object]:
         return []
