@@ -20,6 +20,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from random import Random, randrange
 
@@ -169,7 +170,8 @@ def main() -> None:
         else:
             limit = options.threshold + WITHIN
             about = f"Threshold {options.threshold:g} s; a verdict is in time within {limit:g} s."
-            keep("faults-nccl" if options.nccl else "faults", about, rows, options)
+            name = "faults-nccl" if options.nccl else f"faults-torch-{version('torch').partition('+')[0]}"
+            keep(name, about, rows, options)
     sys.exit(not right)
 
 

@@ -19,15 +19,13 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple, Protocol
 
 from ddtrace_pytorch.histogram import BUCKETS, percentile
-from ddtrace_pytorch.plain_numbers import CellNumbers, GroupNumbers, LineNumbers, series
+from ddtrace_pytorch.plain_numbers import RECENT, CellNumbers, GroupNumbers, LineNumbers, series
 from ddtrace_pytorch.sampling import following, level_for
 from ddtrace_pytorch.taking import all_of
 
 NEVER = sys.maxsize
 
 SAMPLES_A_BEAT = 20
-# How many of the last collectives of a group are remembered; a power of two.
-RECENT = 32
 # Notable calls (slow ones, or all in the modes that ask for it) held between two beats; beyond that they are counted.
 NOTABLE_HELD = 4_096
 
@@ -46,11 +44,14 @@ class Group(GroupNumbers):
     `name` is torch's, the same on every member; `label` what a person calls it (``dp``, ``world``); `ranks` the global
     ranks in the group's order; `calls` the number of collectives that came back on it, which all its ranks agree on;
     `recent` the last ones, two numbers each: that of the cell plus 1 (0: there was none), and the bytes, call n at 2n
-    modulo twice :data:`RECENT`; `sampled` the number of the next one to be recorded by itself, of which there were
-    `samples` since the last beat; `scattered` by how many the tensors of coalesced reduce_scatters outnumber the calls.
+    modulo twice :data:`RECENT`; `address`: of memory that outlives the process, where the part in C writes the last one
+    that :meth:`number` counted (0: there is none); `sampled` the number of the next one to be recorded by itself, of
+    which there were `samples` since the last beat; `scattered` by how many the tensors of coalesced reduce_scatters
+    outnumber the calls.
     """
 
     __slots__ = (
+        "__weakref__",
         "backend",
         "calls_at_beat",
         "cells",
@@ -83,6 +84,7 @@ class Group(GroupNumbers):
         # again. One that fails on its way (a peer that is gone or late) was issued, so torch counts it, on this rank
         # and perhaps not on others; but nothing can be told of the group after that, because everything on it fails.
         self.calls = 0
+        self.address = 0
         self.recent = series(self, 2 * RECENT)
         self.scattered = 0
         self.sampled = 1
@@ -105,14 +107,6 @@ class Group(GroupNumbers):
             cell.buckets = list(cell.buckets)
         self.recent = list(self.recent)
         self.cells.clear()
-
-    def number(self, cell: Cell, size: int) -> int:
-        """Count a collective of `cell` that moved `size` bytes among the group's; gives its number."""
-        self.calls = key = self.calls + 1
-        place = 2 * (key & (RECENT - 1))
-        self.recent[place] = cell.number + 1
-        self.recent[place + 1] = size
-        return key
 
 
 @dataclass(frozen=True)
@@ -316,7 +310,7 @@ class Ledger:
         self.step: Callable[[], int | None] = lambda: None
         # Told of each call that raises, on its thread, before its caller hears of it; must not raise.
         self.on_failure: Callable[[Cell, BaseException], object] = lambda cell, error: None
-        # Told of each cell that is new and that threads may be in; must not raise.
+        # Told of each cell that is new; must not raise.
         self.on_new: Callable[[Cell], object] = lambda cell: None
         self.samples: deque[Sample] = deque(maxlen=1_024)
         self.notes: deque[Note] = deque()
@@ -349,7 +343,7 @@ class Ledger:
             found = here.cells.setdefault((operation, how), Cell(self, operation, here, how, numbered))
             if how is not How.NATIVE:
                 self._timed[found] = None
-                self.on_new(found)
+            self.on_new(found)
         line = self.line(operation, how)
         if process_group is None:
             line.default = found

@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 # The part in C has the same number, and whoever changes what Python sees of it changes both: one that was built for
 # another version, as beside a checkout that has moved on, is not used.
-INTERFACE = 1
+INTERFACE = 2
+
+
+# How many of the last collectives of a group are remembered; a power of two.
+RECENT = 32
 
 
 class Part(Enum):
@@ -51,10 +55,20 @@ if TYPE_CHECKING or not exist:
     class GroupNumbers:
         """Those of a :class:`~ddtrace_pytorch.ledger.Group`."""
 
-        __slots__ = ("calls", "sampled")
+        __slots__ = ("address", "calls", "sampled")
 
+        address: int
         calls: int
         sampled: int
+        recent: MutableSequence[int]
+
+        def number(self, cell: CellNumbers, size: int, /) -> int:
+            """Count a collective of `cell` that moved `size` bytes among the group's; gives its number."""
+            self.calls = key = self.calls + 1
+            place = 2 * (key & (RECENT - 1))
+            self.recent[place] = cell.number + 1
+            self.recent[place + 1] = size
+            return key
 
     class SlotNumbers:
         """Those of a :class:`~ddtrace_pytorch.collectives.in_flight.Slot`."""

@@ -21,7 +21,8 @@ from ddtrace_pytorch.collectives.observer import Collectives
 from ddtrace_pytorch.collectives.summaries import GONE_KEPT
 from ddtrace_pytorch.collectives.surface import BY_NAME, BY_NATIVE_NAME, OPERATIONS
 from ddtrace_pytorch.histogram import percentile
-from ddtrace_pytorch.ledger import RECENT, Cell, Group
+from ddtrace_pytorch.ledger import Cell, Group
+from ddtrace_pytorch.plain_numbers import RECENT
 from ddtrace_pytorch.runlog.fields import is_whole
 from ddtrace_pytorch.stalls import doing
 from ddtrace_pytorch.stalls.positions import STEP, Legend

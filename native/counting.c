@@ -20,10 +20,10 @@
 #endif
 
 /* What ddtrace_pytorch.plain_numbers expects; another one whenever anything changes that Python sees of this module. */
-#define INTERFACE 1
+#define INTERFACE 2
 
 #define BUCKETS 64 /* as in ddtrace_pytorch.histogram */
-#define RECENT 32  /* as in ddtrace_pytorch.ledger */
+#define RECENT 32  /* as in ddtrace_pytorch.plain_numbers */
 
 /* What the Python classes inherit: numbers that are none of Python's objects, some of them a series that Python sees
  * through a memoryview. See ddtrace_pytorch.plain_numbers. */
@@ -34,7 +34,7 @@ typedef struct {
 } Cell;
 typedef struct {
     PyObject_HEAD
-    long long calls, sampled;
+    long long address, calls, sampled;
     struct {
         long long cell, bytes;
     } recent[RECENT];
@@ -307,6 +307,16 @@ static int64_t dtype_of(Counter *self, PyObject *subject)
     return place;
 }
 
+/* By which a reader knows numbers that all belong together: it may come in the midst of them. As `check` of
+ * ddtrace_pytorch.stalls.positions. */
+static int64_t check(const int64_t *numbers, int many)
+{
+    uint64_t sum = 0;
+    for (int i = 0; i < many; i++)
+        sum = sum * 0x9E3779B97F4A7C15u + (uint64_t)numbers[i];
+    return (int64_t)sum;
+}
+
 /* Writes what this thread enters to where it outlives the process; see ddtrace_pytorch.stalls.positions. -1 with an
  * error of the user's set, and nothing written. */
 static int enter(Counter *self, PyObject *cell, PyObject *here, PyObject *slot, PyObject *subject, int64_t started,
@@ -320,11 +330,13 @@ static int enter(Counter *self, PyObject *cell, PyObject *here, PyObject *slot, 
     volatile int64_t *position = (int64_t *)(intptr_t)((Slot *)slot)->address; /* again: Python may have run */
     if (!position)
         return 0;
-    position[1] = self->numbered ? ((Group *)here)->calls + 1 : 0;
+    int64_t number = ((Cell *)cell)->number + 1, key = self->numbered ? ((Group *)here)->calls + 1 : 0;
+    position[1] = key;
     position[2] = bytes;
     position[3] = dtype;
     position[4] = started;
-    position[0] = ((Cell *)cell)->number + 1;
+    position[6] = check((int64_t[]){number, key, bytes, dtype, started}, 5);
+    position[0] = number;
     return 0;
 }
 
@@ -565,6 +577,8 @@ static PyObject *release(PyObject *module, PyObject *function)
     Py_RETURN_NONE;
 }
 
+static PyTypeObject *of_cell, *of_group, *of_slot, *of_line;
+
 #define NUMBER(type, name) {#name, T_LONGLONG, offsetof(type, name), 0, NULL}
 
 static PyObject *get_bytes(PyObject *cell, void *closure)
@@ -586,9 +600,39 @@ static int set_bytes(PyObject *cell, PyObject *value, void *closure)
 static PyGetSetDef cell_bytes[] = {{"bytes", get_bytes, set_bytes, NULL, NULL}, {0}};
 static PyMemberDef cell_members[] = {NUMBER(Cell, notable), NUMBER(Cell, number), NUMBER(Cell, time),
                                      NUMBER(Cell, unsized), NUMBER(Cell, waited), NUMBER(Cell, waits), {0}};
-static PyMemberDef group_members[] = {NUMBER(Group, calls), NUMBER(Group, sampled), {0}};
+static PyMemberDef group_members[] = {NUMBER(Group, address), NUMBER(Group, calls), NUMBER(Group, sampled), {0}};
 static PyMemberDef slot_members[] = {NUMBER(Slot, address), NUMBER(Slot, started), {0}};
 static PyMemberDef line_members[] = {NUMBER(Line, asked), {0}};
+
+/* Counts a collective among the group's, and writes it to where it outlives the process; see _counting.pyi. */
+static PyObject *group_number(PyObject *self, PyObject *const *args, Py_ssize_t many)
+{
+    if (many != 2 || !PyObject_TypeCheck(args[0], of_cell))
+        return PyErr_Format(PyExc_TypeError, "number() takes a cell of the ledger and bytes");
+    int overflow;
+    int64_t bytes = PyLong_AsLongLongAndOverflow(args[1], &overflow);
+    if (bytes == -1 && PyErr_Occurred())
+        return NULL;
+    if (overflow)
+        bytes = LLONG_MAX;
+    Group *group = (Group *)self;
+    int64_t key = ++group->calls, number = ((Cell *)args[0])->number + 1;
+    group->recent[key % RECENT].cell = number;
+    group->recent[key % RECENT].bytes = bytes;
+    volatile int64_t *issued = (int64_t *)(intptr_t)group->address;
+    if (issued) {
+        issued[1] = key;
+        issued[2] = bytes;
+        issued[3] = check((int64_t[]){number, key, bytes}, 3);
+        issued[0] = number;
+    }
+    return PyLong_FromLongLong(key);
+}
+
+static PyMethodDef group_methods[] = {
+    {"number", (PyCFunction)(void (*)(void))group_number, METH_FASTCALL, NULL},
+    {0},
+};
 
 static int view_buckets(PyObject *cell, Py_buffer *buffer, int flags)
 {
@@ -600,15 +644,15 @@ static int view_recent(PyObject *group, Py_buffer *buffer, int flags)
     return PyBuffer_FillInfo(buffer, group, ((Group *)group)->recent, sizeof ((Group *)group)->recent, 0, flags);
 }
 
-static PyTypeObject *of_cell, *of_group, *of_slot, *of_line;
-
 /* A class to inherit from that has these numbers, all 0 at first. `view`: of the series of them. */
 static PyTypeObject *numbers_type(PyObject *module, const char *name, int size, PyMemberDef *members,
-                                  PyGetSetDef *more, getbufferproc view)
+                                  PyGetSetDef *more, PyMethodDef *methods, getbufferproc view)
 {
-    PyType_Slot slots[4] = {{Py_tp_members, members}}, *next = slots + 1;
+    PyType_Slot slots[5] = {{Py_tp_members, members}}, *next = slots + 1;
     if (more)
         *next++ = (PyType_Slot){Py_tp_getset, more};
+    if (methods)
+        *next++ = (PyType_Slot){Py_tp_methods, methods};
     if (view)
         *next++ = (PyType_Slot){Py_bf_getbuffer, view};
     PyType_Spec spec = {name, size, 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, slots};
@@ -775,11 +819,13 @@ PyMODINIT_FUNC PyInit__counting(void)
         return NULL;
     if (PyModule_AddIntMacro(module, INTERFACE) ||
         !(of_cell = numbers_type(module, TYPE_NAME("CellNumbers"), sizeof(Cell), cell_members, cell_bytes,
-                                 view_buckets)) ||
+                                 NULL, view_buckets)) ||
         !(of_group = numbers_type(module, TYPE_NAME("GroupNumbers"), sizeof(Group), group_members, NULL,
-                                  view_recent)) ||
-        !(of_slot = numbers_type(module, TYPE_NAME("SlotNumbers"), sizeof(Slot), slot_members, NULL, NULL)) ||
-        !(of_line = numbers_type(module, TYPE_NAME("LineNumbers"), sizeof(Line), line_members, NULL, NULL)))
+                                  group_methods, view_recent)) ||
+        !(of_slot = numbers_type(module, TYPE_NAME("SlotNumbers"), sizeof(Slot), slot_members, NULL, NULL,
+                                 NULL)) ||
+        !(of_line = numbers_type(module, TYPE_NAME("LineNumbers"), sizeof(Line), line_members, NULL, NULL,
+                                 NULL)))
         Py_CLEAR(module);
     return module;
 }

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from _thread import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ddtrace_pytorch.collectives.seats import Seats
 from ddtrace_pytorch.plain_numbers import SlotNumbers
 
 if TYPE_CHECKING:
     from ddtrace_pytorch.collectives.composites import Composite
-    from ddtrace_pytorch.ledger import Cell
+    from ddtrace_pytorch.ledger import Cell, Group
 
 
-# Of how many threads it is written where they are, and how much each has for that.
+# Of how many threads it is written where they are, and how much each has for that; of how many groups what was issued.
 PLACES, PLACE_BYTES = 64, 64
-NOWHERE = -1
+GROUPS, GROUP_BYTES = 64, 32
 
 
 class Awaited(NamedTuple):
@@ -54,39 +54,28 @@ class InFlight:
 
     def __init__(self) -> None:
         self.local: Any = threading.local()
-        self._slots: dict[weakref.ref[Slot], int] = {}
-        self._memory = 0
-        self._places = list(reversed(range(PLACES)))
+        self._slots = Seats(PLACES, PLACE_BYTES)
+        self._groups = Seats(GROUPS, GROUP_BYTES, PLACES * PLACE_BYTES)
 
     def new_slot(self) -> Slot:
         """This thread's slot, made at its first collective; it goes with the thread."""
         # In one step: a signal's handler may have made one in the meantime, which the part in C then has a pointer to.
         made = Slot()
         slot: Slot = self.local.__dict__.setdefault("slot", made)
-        if slot is not made:
-            return slot
-        try:
-            place = self._places.pop()
-        except IndexError:
-            place = NOWHERE
-        self._slots[weakref.ref(slot, self._forget)] = place
-        # Without a call, where the memory could be given back between looking and writing.
-        slot.address = self._memory + place * PLACE_BYTES if self._memory and place != NOWHERE else 0
+        if slot is made:
+            self._slots.give(slot)
         return slot
 
-    def _forget(self, gone: weakref.ref[Slot]) -> None:
-        place = self._slots.pop(gone)
-        if place != NOWHERE:
-            self._places.append(place)
+    def follow(self, here: Group) -> None:
+        """Have the part in C write what torch itself issues on the group."""
+        self._groups.give(here)
 
     def write_to(self, memory: int) -> None:
         """Have the part in C write what each thread enters to the address `memory`, where :data:`PLACES` times
-        :data:`PLACE_BYTES` are ours; 0: no more."""
-        self._memory = memory
-        for reference, place in tuple(self._slots.items()):
-            slot = reference()
-            if slot is not None:
-                slot.address = memory + place * PLACE_BYTES if memory and place != NOWHERE else 0
+        :data:`PLACE_BYTES` are ours, and behind these, for the groups, :data:`GROUPS` times :data:`GROUP_BYTES`; 0: no
+        more."""
+        self._slots.write_to(memory)
+        self._groups.write_to(memory)
 
     def slot(self) -> Slot:
         """This thread's slot."""
@@ -95,7 +84,7 @@ class InFlight:
 
     def slots(self) -> list[Slot]:
         """Those of all threads that there are."""
-        return [slot for reference in tuple(self._slots) if (slot := reference()) is not None]
+        return self._slots.owners()
 
     def taken(self) -> list[Slot]:
         """The slots of threads that are in a collective."""

@@ -197,6 +197,7 @@ class NativeHooks:
         here = self._ledger.group(process_group)
         if here is None:
             return
+        self._in_flight.follow(here)
         standing = _standing.get(process_group)
         if standing is None:
             standing = _standing[process_group] = _Standing()

@@ -23,7 +23,8 @@ from ddtrace_pytorch.collectives.generated import compiled, signature_of
 from ddtrace_pytorch.collectives.in_flight import InFlight
 from ddtrace_pytorch.collectives.surface import Kind, Operation
 from ddtrace_pytorch.in_place import UnknownShape
-from ddtrace_pytorch.ledger import RECENT, Cell, How, Ledger
+from ddtrace_pytorch.ledger import Cell, How, Ledger
+from ddtrace_pytorch.plain_numbers import RECENT
 
 # What is to be done with the Work of a call that returned before it was complete; of a transfer, with which rank it is.
 Track = Callable[..., object]

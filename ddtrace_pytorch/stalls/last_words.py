@@ -147,8 +147,8 @@ class LastWords:
 
 
 def decode(text: bytes, entered: bytes = b"") -> LastWords:
-    """What :meth:`LastWords.encode` gave, brought up to the positions that its threads had `entered`; fields that this
-    version doesn't know are left out.
+    """What :meth:`LastWords.encode` gave, brought up to the positions it had `entered`; fields that this version
+    doesn't know are left out.
 
     Raises:
         ValueError: `text` is none.
@@ -162,7 +162,7 @@ def decode(text: bytes, entered: bytes = b"") -> LastWords:
         legend = positions.legend_of(said["legend"])
         state = roll.parse(said)
         if state.life is Life.ALIVE:
-            state = positions.overlay(state, positions.parse(entered), legend, positions.step_in(entered))
+            state = positions.overlay(state, entered, legend)
         return LastWords(
             identity=Identity(**{one.name: identity[one.name] for one in fields(Identity)}),
             state=state,

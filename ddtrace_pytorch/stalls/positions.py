@@ -1,27 +1,32 @@
-"""What each thread of a rank is in, to the very call: written into the rank's state file by the part in C. Pure.
+"""What a rank is in, to the very call: written into the rank's state file by the part in C. Pure.
 
 A state is a second old when it is read; a rank that aborts inside of a collective has entered it since. One position
-is five numbers of 8 bytes in :data:`POSITION` bytes: the ledger's number of the cell from 1 on (0: the thread is in no
-collective), the call's number on the group, its bytes, its type of numbers from 1 on (0: none), and since when, in ns
-on the monotonic clock. Behind the first of them, where there is room, is the number of the step under way, from 1 on
-(0: it isn't known that there are steps).
+is what one thread entered, in :data:`POSITION` bytes of numbers of 8 bytes: the ledger's number of the cell from 1 on
+(0: the thread is in no collective), the call's number on the group, its bytes, its type of numbers from 1 on (0: none),
+and since when, in ns on the monotonic clock. Of the first of them the next number is that of the step under way, from 1
+on (0: it isn't known that there are steps). The last is the :func:`check` of the five.
+
+Behind the positions of all threads is, in :data:`ISSUED` bytes for each group, what torch itself issued last on it: the
+cell, the call's number, its bytes, and their check. Nobody enters such a call, and when it ends isn't known.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ddtrace_pytorch.stalls.roll import Call, GroupState, RankState
 
-POSITION = 64
-THREADS = 64
-SIZE = POSITION * THREADS
-_NUMBERS = struct.Struct("=5q")
-# Where the step is.
+POSITION, ISSUED = 64, 32
+THREADS, GROUPS = 64, 64
+SIZE = POSITION * THREADS + ISSUED * GROUPS
+_NUMBERS, _CHECK = struct.Struct("=5q"), struct.Struct("=q")
+_ISSUED = struct.Struct("=4q")
+# Where the step is, and a position's check.
 STEP = _NUMBERS.size
+_CHECKED = STEP + 8
 _STEP = struct.Struct("=q")
 
 
@@ -33,6 +38,14 @@ class Position(NamedTuple):
     bytes: int
     dtype: int
     since: int
+
+
+class Issued(NamedTuple):
+    """As it was written; `cell` counts from 1."""
+
+    cell: int
+    key: int
+    bytes: int
 
 
 @dataclass(frozen=True)
@@ -55,13 +68,38 @@ NO_LEGEND = Legend({}, (), 0)
 
 
 def parse(data: bytes) -> list[Position]:
-    """Of the threads that are in a collective."""
+    """Of the threads that are in a collective. One that was written to meanwhile isn't told."""
     found = []
-    for start in range(0, len(data) - POSITION + 1, POSITION):
+    for start in _starts(data, 0, POSITION, THREADS):
         position = Position(*_NUMBERS.unpack_from(data, start))
-        if position.cell > 0:
+        if position.cell > 0 and check(position) == _CHECK.unpack_from(data, start + _CHECKED)[0]:
             found.append(position)
     return found
+
+
+def issued_in(data: bytes) -> list[Issued]:
+    """Of the groups on which torch itself issued something."""
+    found = []
+    for start in _starts(data, POSITION * THREADS, ISSUED, GROUPS):
+        *numbers, checked = _ISSUED.unpack_from(data, start)
+        issued = Issued(*numbers)
+        if issued.cell > 0 and check(issued) == checked:
+            found.append(issued)
+    return found
+
+
+def check(numbers: Iterable[int]) -> int:
+    """Another number for nearly all others, so that those which don't belong together are told."""
+    total = 0
+    for number in numbers:
+        total = (total * 0x9E3779B97F4A7C15 + number) & 0xFFFFFFFFFFFFFFFF
+    return total - (1 << 64) if total >> 63 else total
+
+
+def _starts(data: bytes, first: int, size: int, many: int) -> Iterator[int]:
+    for start in range(first, first + size * many, size):
+        if start + size <= len(data):
+            yield start
 
 
 def step_in(data: bytes) -> int | None:
@@ -70,15 +108,25 @@ def step_in(data: bytes) -> int | None:
     return number - 1 if number > 0 else None
 
 
-def overlay(state: RankState, positions: Sequence[Position], legend: Legend, step: int | None = None) -> RankState:
-    """`state` brought up to `positions` and `step`, where those are further on."""
-    groups = dict(state.groups)
-    for position in positions:
-        name, operation = legend.cells.get(str(position.cell - 1), ("", ""))
-        here = groups.get(name)
-        if here is not None:
-            groups[name] = _on_group(here, _call(position, operation, legend))
+def overlay(state: RankState, data: bytes, legend: Legend) -> RankState:
+    """`state` brought up to what was written since, where that is further on."""
+    groups, inside = dict(state.groups), set()
+    for position in parse(data):
+        name, operation = _cell(position.cell, legend)
+        inside.add((name, position.key))
+        if name in groups:
+            groups[name] = _entered(groups[name], _call(position, operation, legend))
+    for issued in issued_in(data):
+        name, operation = _cell(issued.cell, legend)
+        if name in groups:
+            call = Call(operation, issued.key, bytes=max(0, issued.bytes), since=state.as_of)
+            groups[name] = _issued(groups[name], call, inside)
+    step = step_in(data)
     return replace(state, groups=groups, step=state.step if step is None else step)
+
+
+def _cell(number: int, legend: Legend) -> tuple[str, str]:
+    return legend.cells.get(str(number - 1), ("", ""))
 
 
 def _call(position: Position, operation: str, legend: Legend) -> Call:
@@ -92,7 +140,7 @@ def _call(position: Position, operation: str, legend: Legend) -> Call:
     )
 
 
-def _on_group(here: GroupState, call: Call) -> GroupState:
+def _entered(here: GroupState, call: Call) -> GroupState:
     if call.key and here.unseen:
         # How many torch issued itself since the last beat nobody knows, and so not the number of this one.
         is_new = call.key > here.entered - here.unseen
@@ -105,3 +153,12 @@ def _on_group(here: GroupState, call: Call) -> GroupState:
     if completed < call.key - 1:
         completed, at = call.key - 1, call.since
     return replace(here, entered=entered, completed=completed, completed_at=at, current=call, recent=recent)
+
+
+def _issued(here: GroupState, call: Call, inside: Set[tuple[str, int]]) -> GroupState:
+    if here.unseen or call.key <= here.entered:
+        return here
+    here = replace(here, entered=call.key, recent=(*here.recent, call))
+    if here.current is not None and (here.name, here.current.key) in inside:
+        return here
+    return replace(here, completed=call.key - 1, completed_at=call.since, current=None, issued=call)

@@ -48,8 +48,9 @@ class GroupState:
     """A process group as one of its members sees it. `entered`: the number of the last collective that this rank
     entered, `completed` that of the last which came to its end here, by `completed_at` at the latest (0: unknown);
     `current`: what it is in now, `recent`: the last ones that it entered, oldest first, the current one among them.
-    `unseen`: how many of those it entered torch issued itself, where there are any; `later`: where so, what it entered
-    since its last beat, of which only the number among the seen ones is known."""
+    `unseen`: how many of those it entered torch issued itself and nobody saw, where there are any; `later`: where so,
+    what it entered since its last beat, of which only the number among the seen ones is known. `issued`: what torch
+    itself issued since its last beat, the last one; whether that came to its end isn't known."""
 
     name: str
     label: str
@@ -62,6 +63,7 @@ class GroupState:
     completed_at: int = 0
     unseen: int | None = None
     later: Call | None = None
+    issued: Call | None = None
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,7 @@ def parse(said: Mapping[str, Any]) -> RankState:
                 current=_call(current) if (current := group.get("current")) else None,
                 recent=tuple(map(_call, group.get("recent", ()))),
                 later=_call(later) if (later := group.get("later")) else None,
+                issued=_call(issued) if (issued := group.get("issued")) else None,
             )
             for name, group in said.get("groups", {}).items()
         }

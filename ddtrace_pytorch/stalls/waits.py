@@ -105,9 +105,11 @@ def _differ(group: str, key: int, ranks: Collection[int], roll: Mapping[int, Ran
 
 def _calls(state: RankState, now: int) -> Iterator[Wait]:
     for group in state.groups.values():
-        if group.current is not None:
+        # Nobody knows whether what torch itself issued came to its end before the rank did.
+        call = group.current or (group.issued if state.life is Life.DEAD else None)
+        if call is not None:
             # What was entered since the last beat is younger than that.
-            yield Wait(state.rank, group, group.current, max(0, age_of(group.current, state, now)))
+            yield Wait(state.rank, group, call, max(0, age_of(call, state, now)))
 
 
 def age_of(call: Call, state: RankState, now: int) -> int:

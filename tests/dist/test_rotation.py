@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from harness.agent import Agent, Span, is_snapshot, version
 from harness.job import DDTRACE_RUN, PYTHON, Jobs, environment
+from harness.native import built
 from harness.waiting import until
 
 pytestmark = pytest.mark.dist
@@ -64,9 +65,23 @@ def links(span: Span) -> list[tuple[int, int]]:
     return [(int(link["trace_id"]), int(link["span_id"])) for link in span.get("span_links") or []]
 
 
-def test_pieces_are_contiguous_and_every_childs_parent_arrives(agent: Agent, jobs: Jobs) -> None:
+def heard(calls: Path) -> list[list[tuple[int, int]]]:
+    """By life, which spans the native tracer was told of: (low 64 bits of the trace id, span id)."""
+    lives: list[list[tuple[int, int]]] = [[]]
+    for call, *told in (line.split("\t") for line in calls.read_text(encoding="utf-8").splitlines()):
+        if call == "clear":
+            lives.append([])
+        elif call == "set":
+            lives[-1].append((int(told[0], 16), int(told[2], 16)))
+    assert lives.pop() == []
+    return lives
+
+
+def test_pieces_are_contiguous_and_every_childs_parent_arrives(agent: Agent, jobs: Jobs, tmp_path: Path) -> None:
     env = environment(
         agent.url,
+        LD_PRELOAD=str(built("parent_context", tmp_path, "-pthread")),
+        PARENT_CONTEXT=str(tmp_path / "calls"),
         DD_PATCH_MODULES="pytorch:true",
         DD_PYTORCH_EXPORT="agent",
         DD_PYTORCH_ROTATION_SECONDS="0.05",
@@ -100,6 +115,11 @@ def test_pieces_are_contiguous_and_every_childs_parent_arrives(agent: Agent, job
         first, *rest = ({**piece["meta"]} for piece in session)
         for tags in rest:
             assert first.keys() <= tags.keys()
+
+    # The native tracer was told of each piece before the one that came before it ended, and of none after the last.
+    [calls] = tmp_path.glob("calls.*")
+    told = [list(dict.fromkeys(life)) for life in heard(calls)]
+    assert told == [[(piece["trace_id"], piece["span_id"]) for piece in session] for session in sessions]
 
     ids = {span["span_id"]: span for span in everything}
     parents = [span for span in everything if span["name"] == "fire.parent"]

@@ -28,15 +28,9 @@ def group(size: int = 3, rank: int = 0, backend: str = "gloo") -> Group:
     return Group("0", "world", backend, tuple(range(size)), rank)
 
 
-class WithCells(Group):
-    """A group that can be weakly referred to, as torch's can."""
-
-    __slots__ = ("__weakref__",)
-
-
 def used(calls: dict[str, int], size: int = 3, rank: int = 0, moved: int = 0) -> Group:
     """A group on which each of the operations in `calls` was called so often, each call of `moved` bytes."""
-    here = WithCells("0", "world", "gloo", tuple(range(size)), rank)
+    here = group(size, rank)
     ledger = Ledger(NoGroups())
     for operation, many in calls.items():
         cell = ledger.cell(operation, How.WAITED, False, here)

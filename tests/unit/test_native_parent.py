@@ -26,13 +26,17 @@ FIRST_KEPT = "kept" + FIRST[FIRST.index("\trank") :]
 
 
 def heard(tmp_path: Path, script: str, *flags: str, preload: bool = True) -> list[list[str]]:
-    """The calls of each process, the lines of the first one first."""
+    """The calls of each process, those of the script's own first."""
     tracer, calls = built("parent_context", tmp_path, "-pthread", *flags), tmp_path / "calls"
     place = {"PARENT_CONTEXT": str(calls), "TRACER": str(tracer)} | ({"LD_PRELOAD": str(tracer)} if preload else {})
     command = [sys.executable, "-c", HEAD + textwrap.dedent(script)]
-    result = subprocess.run(command, env=os.environ | place, capture_output=True, text=True, timeout=60, check=False)
-    assert (result.returncode, result.stderr) == (0, "")
-    files = sorted(tmp_path.glob("calls.*"), key=lambda path: path.stat().st_mtime_ns)
+    with subprocess.Popen(
+        command, env=os.environ | place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        said = process.communicate(timeout=60)[0]
+    assert (process.returncode, said) == (0, "")
+    mine = Path(f"{calls}.{process.pid}")
+    files = sorted(tmp_path.glob("calls.*"), key=lambda path: path != mine)
     return [path.read_text(encoding="utf-8").splitlines() for path in files]
 
 
@@ -96,7 +100,7 @@ def test_a_forked_child_has_no_parent_and_leaves_that_of_its_parent_alone(tmp_pa
         said.append(Context(1, 2, None, ()))
         parent.look()
         """
-    child, mine = heard(tmp_path, script)
+    mine, child = heard(tmp_path, script)
     assert (child, mine) == ([FIRST_KEPT, "clear"], [FIRST, FIRST_KEPT, "set\t1\t0\t2\t0\t0\t0"])
 
 

@@ -64,6 +64,23 @@ def test_of_a_group_whose_ranks_are_not_known_nothing_is_said_and_of_others_all(
     assert (verdict.kind, verdict.ranks) == (Kind.ABSENT, (0,))
 
 
+def issued(rank: int, size: int, life: Life = Life.DEAD) -> RankState:
+    """Torch itself issued a call of `size` bytes there since the rank's last beat."""
+    last = Call("all_reduce", key=5, bytes=size, since=NOW)
+    return rank_in(rank, replace(here(WORLD, 5, recent=[last], completed=4), issued=last), life=life)
+
+
+def test_who_died_after_what_torch_itself_issued_may_have_been_the_odd_one() -> None:
+    small = call(5, age=0.1, bytes=4, shape=None)
+    caller = rank_in(0, here(WORLD, 5, small), life=Life.DEAD)
+    others = [rank_in(rank, here(WORLD, 5, small)) for rank in (2, 3)]
+    for life in (Life.DEAD, Life.ALIVE):
+        verdict = verdict_of(caller, issued(1, 400, life), *others)
+        assert (verdict.kind, verdict.detail, verdict.ranks) == (Kind.MISMATCH, Detail.SIZE, (1,))
+    alike = verdict_of(issued(1, 4), *[rank_in(rank, here(WORLD, 5, call(5, bytes=4))) for rank in (0, 2, 3)])
+    assert (alike.kind, alike.ranks) == (Kind.GONE, (1,))
+
+
 def loading(moves: bool = True) -> RankState:
     return behind(
         3, host="host-b", gpu="GPU-3", doing="data", step=517, frames=LOADING, moves=moves, as_of=NOW - 4 * 10**8
