@@ -98,7 +98,7 @@ def write_snapshot(snapshot: Any, trace: str, rank: int, limit: int) -> str:
     path = trace.removesuffix(SUFFIX) + MEMORY_SUFFIX
     data = pickle.dumps(snapshot)
     if len(data) + os.path.getsize(trace) > limit:
-        raise NoTrace(f"it takes more than {limit / 1024 / 1024:g} MiB")
+        raise _too_large(limit)
     make_room(os.path.dirname(trace), rank, limit - len(data))
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
         file.write(data)
@@ -158,9 +158,13 @@ def _compress(plain: int, size: int, path: str, limit: int, may_go_on: Callable[
             if not chunk:
                 break
             if file.tell() > limit:
-                raise NoTrace(f"it takes more than {limit / 1024 / 1024:g} MiB")
+                raise _too_large(limit)
     if os.path.getsize(path) > limit:
-        raise NoTrace(f"it takes more than {limit / 1024 / 1024:g} MiB")
+        raise _too_large(limit)
+
+
+def _too_large(limit: int) -> NoTrace:
+    return NoTrace(f"it takes more than {limit / 1024 / 1024:g} MiB")
 
 
 def _free(path: str) -> str:

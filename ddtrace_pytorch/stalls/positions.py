@@ -22,12 +22,10 @@ from ddtrace_pytorch.stalls.roll import Call, GroupState, RankState
 POSITION, ISSUED = 64, 32
 THREADS, GROUPS = 64, 64
 SIZE = POSITION * THREADS + ISSUED * GROUPS
-_NUMBERS, _CHECK = struct.Struct("=5q"), struct.Struct("=q")
-_ISSUED = struct.Struct("=4q")
+_NUMBER, _NUMBERS, _ISSUED = (struct.Struct(layout) for layout in ("=q", "=5q", "=4q"))
 # Where the step is, and a position's check.
 STEP = _NUMBERS.size
-_CHECKED = STEP + 8
-_STEP = struct.Struct("=q")
+_CHECKED = STEP + _NUMBER.size
 
 
 class Position(NamedTuple):
@@ -72,7 +70,7 @@ def parse(data: bytes) -> list[Position]:
     found = []
     for start in _starts(data, 0, POSITION, THREADS):
         position = Position(*_NUMBERS.unpack_from(data, start))
-        if position.cell > 0 and check(position) == _CHECK.unpack_from(data, start + _CHECKED)[0]:
+        if position.cell > 0 and check(position) == _NUMBER.unpack_from(data, start + _CHECKED)[0]:
             found.append(position)
     return found
 
@@ -104,7 +102,7 @@ def _starts(data: bytes, first: int, size: int, many: int) -> Iterator[int]:
 
 def step_in(data: bytes) -> int | None:
     """The step under way; None if that isn't told."""
-    number = _STEP.unpack_from(data, STEP)[0] if len(data) >= POSITION else 0
+    number = _NUMBER.unpack_from(data, STEP)[0] if len(data) >= POSITION else 0
     return number - 1 if number > 0 else None
 
 
