@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import subprocess
 import sys
 import tempfile
@@ -29,6 +28,7 @@ from pathlib import Path
 from statistics import mean, median
 
 from _machine import describe
+from _quiet import environment
 from _results import RESULTS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -129,19 +129,11 @@ def interval(found: list[float]) -> tuple[float, float]:
 def measure(rounds: int, steps: int, ranks: int) -> list[list[dict[str, list[Times]]]]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "times.json")
-        environ = os.environ | {
-            "OMP_NUM_THREADS": "1",
-            "DD_TRACE_AGENT_URL": "http://127.0.0.1:9",
-            "DD_INSTRUMENTATION_TELEMETRY_ENABLED": "false",
-            "DD_REMOTE_CONFIGURATION_ENABLED": "false",
-            "DD_PYTORCH_EXPORT": "local",
-            "DD_PYTORCH_LOG_DIR": str(Path(folder, "log")),
-        }
         command = [
             sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", __file__,
             "--rounds", str(rounds), "--steps", str(steps), "--out", str(out),
         ]  # fmt: skip
-        subprocess.run(command, env=environ, check=True)
+        subprocess.run(command, env=environment(folder), check=True)
         every: list[list[dict[str, list[Times]]]] = json.loads(out.read_text(encoding="utf-8"))
         return every
 

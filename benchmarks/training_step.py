@@ -29,6 +29,7 @@ from statistics import median, quantiles, stdev
 from typing import Any
 
 from _machine import describe
+from _quiet import environment
 from _results import RESULTS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -233,19 +234,11 @@ def share(row: dict[str, Any]) -> tuple[float, float]:
 def run(kind: str, ranks: int, pairs: int, steps: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder, "result.json")
-        environ = os.environ | {
-            "OMP_NUM_THREADS": "1",
-            "DD_TRACE_AGENT_URL": "http://127.0.0.1:9",
-            "DD_INSTRUMENTATION_TELEMETRY_ENABLED": "false",
-            "DD_REMOTE_CONFIGURATION_ENABLED": "false",
-            "DD_PYTORCH_EXPORT": "local",
-            "DD_PYTORCH_LOG_DIR": str(Path(folder, "log")),
-        }
         command = [
             sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", __file__,
             "--measure", kind, "--pairs", str(pairs), "--steps", str(steps), "--result", str(result),
         ]  # fmt: skip
-        subprocess.run(command, check=True, env=environ)
+        subprocess.run(command, check=True, env=environment(folder))
         found = json.loads(result.read_text())
         made = calls_a_session(str(Path(folder, "log")))
     rows = []
