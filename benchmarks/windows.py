@@ -59,6 +59,10 @@ def small_step() -> Any:
     return step
 
 
+def every(steps: int) -> dict[str, str]:
+    return {"DD_PYTORCH_PROFILE_EVERY": str(steps)}
+
+
 def resident_kib() -> float:
     with open("/proc/self/statm", encoding="ascii") as numbers:
         return int(numbers.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1024
@@ -90,7 +94,7 @@ def train(kind: str, steps: int, out: Path) -> None:
     dist.destroy_process_group()
 
 
-def job(kind: str, steps: int, ranks: int = 1, **variables: str) -> tuple[list[float], list[float], list[int]]:
+def job(kind: str, steps: int, variables: dict[str, str], ranks: int = 1) -> tuple[list[float], list[float], list[int]]:
     """What each step took, how large rank 0 was after it, and the first steps of its windows."""
     from ddtrace_pytorch.runlog.reader import read, scan
 
@@ -110,10 +114,10 @@ def job(kind: str, steps: int, ranks: int = 1, **variables: str) -> tuple[list[f
         return found["took"], found["resident"], [one["step"] for one in told if one["state"] == "complete"]
 
 
-def after_over_before(**variables: str) -> float:
+def after_over_before(variables: dict[str, str]) -> float:
     """Of one process of its own."""
     steps = 2 * EVERY_AFTER + EVERY_AFTER - WARM_UP
-    took, _, windows = job(SMALL, steps, **variables)
+    took, _, windows = job(SMALL, steps, variables)
     expected = [EVERY_AFTER, 2 * EVERY_AFTER] if "DD_PYTORCH_PROFILE_EVERY" in variables else []
     if windows != expected:
         raise SystemExit(f"there were windows at {windows}, expected at {expected}")
@@ -125,7 +129,7 @@ def after_over_before(**variables: str) -> float:
 def costs(ranks: int) -> list[float]:
     """Seconds that each window took, in their order."""
     steps = EVERY_COST * (WINDOWS_COST + 1)
-    took, _, windows = job(LARGE, steps, ranks, DD_PYTORCH_PROFILE_EVERY=str(EVERY_COST))
+    took, _, windows = job(LARGE, steps, every(EVERY_COST), ranks)
     usual = median(took[WARM_UP // 5 :])
     print(f"a step of the transformer took {usual:.2f} ms", file=sys.stderr)
     return [sum(took[at - 1 - AHEAD : at - 1 + AROUND]) / 1e3 - (AHEAD + AROUND) * usual / 1e3 for at in windows]
@@ -133,7 +137,7 @@ def costs(ranks: int) -> list[float]:
 
 def growth() -> tuple[float, int]:
     """KiB that the process grows by with each window, and how many there were."""
-    _, resident, windows = job(SMALL, EVERY_MEMORY * (WINDOWS_MEMORY + 1), DD_PYTORCH_PROFILE_EVERY=str(EVERY_MEMORY))
+    _, resident, windows = job(SMALL, EVERY_MEMORY * (WINDOWS_MEMORY + 1), every(EVERY_MEMORY))
     settled = windows[len(windows) // 10 :]
     sizes = [resident[at + EVERY_MEMORY - 3] for at in settled]
     return linear_regression(range(len(sizes)), sizes).slope, len(windows)
@@ -152,16 +156,15 @@ def main() -> None:
         return
 
     machine = describe()
-    every = {"DD_PYTORCH_PROFILE_EVERY": str(EVERY_AFTER)}
     kinds: dict[str, tuple[dict[str, str], float | None]] = {
-        "with windows": (every, 101.0),
+        "with windows": (every(EVERY_AFTER), 101.0),
         "control": ({}, None),
-        "with windows, TEARDOWN_CUPTI=0": (every | {"TEARDOWN_CUPTI": "0"}, None),
+        "with windows, TEARDOWN_CUPTI=0": (every(EVERY_AFTER) | {"TEARDOWN_CUPTI": "0"}, None),
     }
     ratios: dict[str, list[float]] = {kind: [] for kind in kinds}
     for _ in range(options.processes):
         for kind, (variables, _budget) in kinds.items():
-            ratios[kind].append(after_over_before(**variables))
+            ratios[kind].append(after_over_before(variables))
     print(ratios, file=sys.stderr)
     rows = [
         Measured(f"a step after windows, of one before, {kind}", median(of) * 100, "%", budget, len(of))
