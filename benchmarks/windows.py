@@ -1,27 +1,33 @@
 """What profiler windows leave behind in a training on a GPU: time in the steps after, time in all, memory.
 
-    python benchmarks/windows.py [--processes 5] [--ranks 2]
+    python benchmarks/windows.py [--processes 40] [--ranks 2]
 
 A step's time is by the clock, from one synchronised end to the next. Three trainings:
 
 - a small one whose time is the host's, launching kernels one by one, where a profiler that stays attached shows most:
-  the median of the steps after two windows over that of the steps before the first one, in processes by themselves,
-  in turn with windows, with none (`control`) and with windows that leave CUPTI attached (`TEARDOWN_CUPTI=0`);
-- an 8-layer bf16 transformer under FSDP2: what a window of 2 steps takes in all, as what the steps around it took above
-  their median, from its warm-up on until it has been read and written; of the first in a process, that loads the
-  profiler, and of the ones after. As a part of ten minutes it has a budget;
-- the small one with a window every 25 steps: what it grows by with each.
+  the median of the 60 steps that follow a process' first window, 20 steps after it, over that of the 60 before it; in
+  processes by themselves, in turn with a window and with none (`control`), and some with one that leaves CUPTI attached
+  (`TEARDOWN_CUPTI=0`);
+- the same with 200 windows, one every 50 steps: what the process grows by with each, and for each but the first the
+  20 steps after it over the 20 before it;
+- an 8-layer bf16 transformer under FSDP2 with 30 windows: what one of 2 steps takes in all, which has a budget as a
+  part of ten minutes: for each of the steps around it, from the warm-up on until it has been read and written, the
+  median over the windows, above the median of all steps.
+
+With a ratio stands the 95 % interval that the order of the single ones gives.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import linear_regression, median
 from typing import Any
@@ -29,6 +35,7 @@ from typing import Any
 from _machine import describe
 from _quiet import environment
 from _results import Measured, publish
+from ddp_loop import interval
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -38,8 +45,11 @@ TEN_MINUTES, SHARE = 600.0, 1e-4
 # Steps from a window's first on until it has been written, and before it, its warm-up among them.
 AROUND, AHEAD = 20, 3
 WARM_UP = 100
-EVERY_AFTER, EVERY_COST, EVERY_MEMORY = 400, 60, 25
-WINDOWS_COST, WINDOWS_MEMORY = 10, 200
+# Steps that are compared before and after a window.
+FIRST, LATER = 60, 20
+EVERY_FIRST = WARM_UP + FIRST + AHEAD
+EVERY_COST, EVERY_MEMORY = 40, 50
+WINDOWS_COST, WINDOWS_MEMORY = 30, 200
 
 
 def small_step() -> Any:
@@ -68,116 +78,176 @@ def resident_kib() -> float:
         return int(numbers.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1024
 
 
-def train(kind: str, steps: int, out: Path) -> None:
-    """One rank of a job; rank 0 writes what its steps took, in ms, and how large it was after each, in KiB."""
+def train(kind: str, steps: int) -> dict[str, list[float]]:
+    """In a group: what each step took, in ms, and how large the process was then, in KiB."""
     import torch
-    import torch.distributed as dist
     from training_step import gpu_step
 
-    import ddtrace_pytorch
-
     torch.set_num_threads(1)
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    ddtrace_pytorch.patch()
-    dist.init_process_group("nccl")
     step = small_step() if kind == SMALL else gpu_step(sharded=True)
-    took, resident = [], []
+    found: dict[str, list[float]] = {"took": [], "resident": []}
     for _ in range(steps):
         torch.cuda.synchronize()
         started = time.perf_counter()
         step()
         torch.cuda.synchronize()
-        took.append((time.perf_counter() - started) * 1e3)
-        resident.append(resident_kib())
+        found["took"].append((time.perf_counter() - started) * 1e3)
+        found["resident"].append(resident_kib())
+    return found
+
+
+def rank(kind: str, steps: int, out: Path) -> None:
+    """One of a job that torchrun started; rank 0 writes `out`."""
+    import torch
+    import torch.distributed as dist
+
+    import ddtrace_pytorch
+
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    ddtrace_pytorch.patch()
+    dist.init_process_group("nccl")
+    found = train(kind, steps)
     if dist.get_rank() == 0:
-        out.write_text(json.dumps({"took": took, "resident": resident}), encoding="utf-8")
+        out.write_text(json.dumps(found), encoding="utf-8")
     dist.destroy_process_group()
 
 
-def job(kind: str, steps: int, variables: dict[str, str], ranks: int = 1) -> tuple[list[float], list[float], list[int]]:
-    """What each step took, how large rank 0 was after it, and the first steps of its windows."""
-    from ddtrace_pytorch.runlog.reader import read, scan
+def alone(steps: int, variables: dict[str, str], said: Connection) -> None:
+    """A process that was forked before CUDA was begun with."""
+    import torch.distributed as dist
 
+    os.environ |= variables
+    import ddtrace_pytorch
+
+    ddtrace_pytorch.patch()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    said.send(train(SMALL, steps))
+    dist.destroy_process_group()
+
+
+Found = tuple[dict[str, list[float]], list[int]]
+
+
+def job(steps: int, variables: dict[str, str], ranks: int) -> Found:
+    """Of the large one: of rank 0 what :func:`train` found, and the first steps of its windows."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "found.json")
         command = [
             sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", __file__,
-            "--train", kind, "--steps", str(steps), "--out", str(out),
+            "--steps", str(steps), "--out", str(out),
         ]  # fmt: skip
         subprocess.run(command, env=environment(folder) | variables, check=True)
-        found = json.loads(out.read_text(encoding="utf-8"))
-        logs = [log for log in scan(str(Path(folder, "log"))).logs if log.rank == 0]
-        told = [record for log in logs for record in read(log, ("profile",))]
-        other = {(one["state"], one.get("why")) for one in told if one["state"] != "complete"}
-        if other:
-            print(kind, "windows that are not complete:", other, file=sys.stderr)
-        return found["took"], found["resident"], [one["step"] for one in told if one["state"] == "complete"]
+        return json.loads(out.read_text(encoding="utf-8")), windows_in(folder)
 
 
-def after_over_before(variables: dict[str, str]) -> float:
+def process(steps: int, variables: dict[str, str]) -> Found:
+    """The same of the small one, in a process by itself."""
+    import torch  # once for all that are forked
+
+    assert not torch.cuda.is_initialized()
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        heard, said = context.Pipe(duplex=False)
+        child = context.Process(target=alone, args=(steps, environment(folder) | variables, said))
+        child.start()
+        said.close()
+        found = heard.recv()
+        child.join()
+        return found, windows_in(folder)
+
+
+def windows_in(folder: str) -> list[int]:
+    """The first steps of those that rank 0 took whole; of others it is said why."""
+    from ddtrace_pytorch.runlog.reader import read, scan
+
+    logs = [log for log in scan(str(Path(folder, "log"))).logs if log.rank == 0]
+    told = [record for log in logs for record in read(log, ("profile",))]
+    for why in {f"{one['state']}: {one.get('why')}" for one in told if one["state"] != "complete"}:
+        print("a window is", why, file=sys.stderr)
+    return [one["step"] for one in told if one["state"] == "complete"]
+
+
+def ratio(took: list[float], window: int, steps: int) -> float:
+    """Of a window that began with the step of that number, from 1 on: so many steps after it, over as many before."""
+    first = window - 1
+    return median(took[first + AROUND : first + AROUND + steps]) / median(took[first - AHEAD - steps : first - AHEAD])
+
+
+def after_the_first(variables: dict[str, str]) -> float:
     """Of one process of its own."""
-    steps = 2 * EVERY_AFTER + EVERY_AFTER - WARM_UP
-    took, _, windows = job(SMALL, steps, variables)
-    expected = [EVERY_AFTER, 2 * EVERY_AFTER] if "DD_PYTORCH_PROFILE_EVERY" in variables else []
+    found, windows = process(EVERY_FIRST + AROUND + FIRST, variables)
+    expected = [EVERY_FIRST] if "DD_PYTORCH_PROFILE_EVERY" in variables else []
     if windows != expected:
         raise SystemExit(f"there were windows at {windows}, expected at {expected}")
-    before = took[WARM_UP : EVERY_AFTER - AHEAD]
-    after = took[2 * EVERY_AFTER + 2 * AROUND :]
-    return median(after) / median(before)
+    return ratio(found["took"], EVERY_FIRST, FIRST)
 
 
-def costs(ranks: int) -> list[float]:
-    """Seconds that each window took, in their order."""
-    steps = EVERY_COST * (WINDOWS_COST + 1)
-    took, _, windows = job(LARGE, steps, every(EVERY_COST), ranks)
-    usual = median(took[WARM_UP // 5 :])
+def cost(ranks: int) -> tuple[float, float, int]:
+    """ms that the first window took, that each later one takes, and how many there were of these."""
+    found, (first, *later) = job(EVERY_COST * (WINDOWS_COST + 1), every(EVERY_COST), ranks)
+    took = found["took"]
+    usual = median(took[EVERY_COST:])
     print(f"a step of the transformer took {usual:.2f} ms", file=sys.stderr)
-    return [sum(took[at - 1 - AHEAD : at - 1 + AROUND]) / 1e3 - (AHEAD + AROUND) * usual / 1e3 for at in windows]
+
+    def above(windows: list[int]) -> float:
+        return sum(median(took[at - 1 + place] for at in windows) - usual for place in range(-AHEAD, AROUND))
+
+    return above([first]), above(later), len(later)
 
 
-def growth() -> tuple[float, int]:
-    """KiB that the process grows by with each window, and how many there were."""
-    _, resident, windows = job(SMALL, EVERY_MEMORY * (WINDOWS_MEMORY + 1), every(EVERY_MEMORY))
+def many() -> tuple[float, list[float]]:
+    """KiB that the process grows by with each window, and the ratios of all but the first."""
+    found, windows = process(EVERY_MEMORY * (WINDOWS_MEMORY + 1), every(EVERY_MEMORY))
     settled = windows[len(windows) // 10 :]
-    sizes = [resident[at + EVERY_MEMORY - 3] for at in settled]
-    return linear_regression(range(len(sizes)), sizes).slope, len(windows)
+    sizes = [found["resident"][at + EVERY_MEMORY - AHEAD] for at in settled]
+    ratios = [ratio(found["took"], at, LATER) for at in windows[1:]]
+    return linear_regression(range(len(sizes)), sizes).slope, ratios
+
+
+def compared(what: str, ratios: list[float], budget: float | None) -> Measured:
+    low, high = interval(ratios)
+    within = f"{what} ({low * 100:.1f} to {high * 100:.1f} %)"
+    return Measured(within, median(ratios) * 100, "%", budget, len(ratios))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--processes", type=int, default=5)
+    parser.add_argument("--processes", type=int, default=40)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--train", choices=(SMALL, LARGE), help=argparse.SUPPRESS)
     parser.add_argument("--steps", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.train:
-        train(options.train, options.steps, options.out)
+    if options.out:
+        rank(LARGE, options.steps, options.out)
         return
 
     machine = describe()
-    kinds: dict[str, tuple[dict[str, str], float | None]] = {
-        "with windows": (every(EVERY_AFTER), 101.0),
-        "control": ({}, None),
-        "with windows, TEARDOWN_CUPTI=0": (every(EVERY_AFTER) | {"TEARDOWN_CUPTI": "0"}, None),
+    kinds = {
+        "control": {},
+        "with a window": every(EVERY_FIRST),
+        "with one, TEARDOWN_CUPTI=0": every(EVERY_FIRST) | {"TEARDOWN_CUPTI": "0"},
     }
     ratios: dict[str, list[float]] = {kind: [] for kind in kinds}
-    for _ in range(options.processes):
-        for kind, (variables, _budget) in kinds.items():
-            ratios[kind].append(after_over_before(variables))
-    print(ratios, file=sys.stderr)
+    for turn in range(options.processes):
+        for kind, variables in kinds.items():
+            if turn < options.processes // 4 or "TEARDOWN_CUPTI" not in variables:
+                ratios[kind].append(after_the_first(variables))
     rows = [
-        Measured(f"a step after windows, of one before, {kind}", median(of) * 100, "%", budget, len(of))
-        for (kind, (_, budget)), of in zip(kinds.items(), ratios.values(), strict=True)
+        compared(
+            f"a step after the first window, of one before, {kind}", of, 101.0 if kind == "with a window" else None
+        )
+        for kind, of in ratios.items()
     ]
-    first, *later = costs(options.ranks)
-    print(first, later, file=sys.stderr)
+    grown, later = many()
     rows += [
-        Measured("the first window in a process", first * 1e3, "ms", None, 1),
-        Measured("a later one, each ten minutes", median(later) * 1e3, "ms", SHARE * TEN_MINUTES * 1e3, len(later)),
+        compared("a step after a later window, of one before", later, 101.0),
+        Measured("growth with each window", grown, "KiB", 10.0, len(later) + 1),
     ]
-    grown, windows = growth()
-    rows.append(Measured("growth with each window", grown, "KiB", 10.0, windows))
+    first_took, took, windows = cost(options.ranks)
+    rows += [
+        Measured("the first window in a process", first_took, "ms", None, 1),
+        Measured("a later one, each ten minutes", took, "ms", SHARE * TEN_MINUTES * 1e3, windows),
+    ]
     publish("windows", machine, rows)
 
 

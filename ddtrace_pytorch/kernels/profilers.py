@@ -13,15 +13,18 @@ from typing import Any, Protocol
 
 from ddtrace_pytorch import in_place
 from ddtrace_pytorch.border import leave_no_trace, safely
+from ddtrace_pytorch.kernels import teardown
 from ddtrace_pytorch.kernels.ranges import Ranges
 
 Undo = Callable[[], None]
 
+# What torch's own others are made of, and where none of the user's code runs.
+_KINETOS = "autograd.profiler.profile"
 # Where each class is, and by which methods one of it begins and ends.
 _CLASSES = (
     ("profiler.profile", "start", "stop"),
     ("profiler.profiler._KinetoProfile", "start", "stop"),
-    ("autograd.profiler.profile", "__enter__", "__exit__"),
+    (_KINETOS, "__enter__", "__exit__"),
     ("autograd.profiler.emit_nvtx", "__enter__", "__exit__"),
     ("autograd.profiler.emit_itt", "__enter__", "__exit__"),
 )
@@ -35,10 +38,12 @@ class Ours(Protocol):
 
 
 class Profilers:
-    """Those of this process, whatever sessions there are. `ours`: a window of ours that is open."""
+    """Those of this process, whatever sessions there are. `ours`: a window of ours that is open; `none_yet`: none of
+    the user's has been seen."""
 
     def __init__(self) -> None:
         self.ours: Ours | None = None
+        self.none_yet = True
         self.ranges = Ranges()
         self._one_was_there = False
         # By the id of each that has begun and not ended; one that is forgotten unended goes with its last reference.
@@ -51,7 +56,8 @@ class Profilers:
             owner = functools.reduce(lambda found, name: getattr(found, name, None), path.split("."), torch)
             if owner is None:
                 continue
-            for name, around in ((begins, self._around_begin), (ends, self._around_end)):
+            around_end = functools.partial(self._around_end, torch if path == _KINETOS else None)
+            for name, around in ((begins, self._around_begin), (ends, around_end)):
                 if name in vars(owner):
                     undo += in_place.place_in([owner], name, around)[0]
         return undo
@@ -65,7 +71,7 @@ class Profilers:
             return False
         profiler = torch.autograd.profiler
         if getattr(profiler, "_is_profiler_enabled", False) or torch._C._autograd._profiler_enabled():
-            self._one_was_there = True
+            self._saw_one()
             return True
         if self._one_was_there:
             self._one_was_there = self.ranges.left_by_the_user(torch)
@@ -85,9 +91,12 @@ class Profilers:
 
         return begin
 
-    def _around_end(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _around_end(self, torch: Any | None, original: Callable[..., Any]) -> Callable[..., Any]:
+        """`torch`: whose CUPTI is let go of by it."""
+
         @functools.wraps(original)
         def end(self_: Any, *args: Any, **kwargs: Any) -> Any:
+            threads = teardown.threads(torch) if torch else None
             try:
                 return original(self_, *args, **kwargs)
             except BaseException as error:
@@ -95,6 +104,7 @@ class Profilers:
                 raise
             finally:
                 self._ended(self_)
+                teardown.wait(torch, threads)
 
         return end
 
@@ -108,10 +118,13 @@ class Profilers:
                 del self._begun[key]
 
         self._begun[key] = weakref.ref(profiler, forget)
-        self._one_was_there = True
+        self._saw_one()
         if self.ours is not None:
             self.ours.give_way()
         return is_new
+
+    def _saw_one(self) -> None:
+        self._one_was_there, self.none_yet = True, False
 
     def _ended(self, profiler: Any) -> None:
         self._begun.pop(id(profiler), None)

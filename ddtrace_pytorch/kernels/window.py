@@ -13,18 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from packaging.version import Version
-
+from ddtrace_pytorch.kernels import teardown
 from ddtrace_pytorch.kernels.memory import MemoryHistory
 from ddtrace_pytorch.kernels.symbols import functions
 from ddtrace_pytorch.kernels.trace_file import metadata
 
-# Kineto and CUPTI read them once. What is on stderr for each window, and what a job is slowed by after one for good:
-# the user's own words stand.
+# What is on stderr for each window; Kineto reads it once. The user's own word stands.
 _QUIET = ("KINETO_LOG_LEVEL", "6")
-_TEAR_DOWN = ("TEARDOWN_CUPTI", "1")
-# Before that, torch itself doesn't dare to where CUDA graphs are used.
-_SAFE_SINCE = Version("12.6")
 
 # By what other clients of CUPTI are loaded, which has room for one.
 _INJECTIONS = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")
@@ -52,11 +47,11 @@ def gpu_is_there(torch: Any) -> bool:
     return cuda in torch.autograd._supported_activities() and bool(torch.cuda.is_initialized())
 
 
-def prepare_environment(torch: Any) -> None:
-    """Before the first window, and in time: what is read once can't be changed later."""
+def prepare_environment(torch: Any, first: bool) -> None:
+    """Before a window, and as early as it is known that there will be one; `first`: no profiler was there before."""
     os.environ.setdefault(*_QUIET)
-    if torch.version.cuda is not None and Version(torch.version.cuda) >= _SAFE_SINCE:
-        os.environ.setdefault(*_TEAR_DOWN)
+    if first:
+        teardown.ask_for(torch)
 
 
 def in_the_way(torch: Any, gpu: bool, environ: Mapping[str, str]) -> str | None:
@@ -136,9 +131,11 @@ class Window:
         """Record no more; gives the results, with `events` and `save`."""
         if self._memory is not None:
             self._memory.leave()
+        threads = teardown.threads(self._torch)
         try:
             return self._torch.autograd._disable_profiler()
         finally:
+            teardown.wait(self._torch, threads)
             stopped = getattr(sys.modules["torch.autograd.profiler"], "_run_on_profiler_stop", None)
             if stopped is not None:
                 stopped()

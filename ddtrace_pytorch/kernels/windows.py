@@ -128,6 +128,7 @@ class Windows:
             )
             self._schedule = self._schedule._replace(every=0)
             return
+        self._prepare_environment(sys.modules["torch"])
         self._begin_to_follow()
 
     @safely("take a request for a profiler window")
@@ -262,6 +263,9 @@ class Windows:
         self._profilers.ours = None
         self._profilers.ranges.end()
 
+    def _prepare_environment(self, torch: Any) -> None:
+        prepare_environment(torch, first=self._profilers.none_yet)
+
     def _begin_to_follow(self) -> None:
         if not self._follows:
             self._follows = True
@@ -292,7 +296,7 @@ class Windows:
 
     def _begin_alone(self, plan: Plan, how: str, number: int) -> None:
         torch = sys.modules["torch"]
-        prepare_environment(torch)
+        self._prepare_environment(torch)
         gpu = gpu_is_there(torch)
         why = self._busy(torch) or in_the_way(torch, gpu, os.environ)
         if why is not None:

@@ -64,6 +64,54 @@ def test_kernels_are_recorded_and_steps_are_as_fast_after_it_as_before(jobs: Job
     assert after / before <= 1.05
 
 
+# The user's own profiles, one right after the other, between our windows; says how many kernels each has. The first one
+# may come before anything of ours. Ends without another call of CUDA after the last window.
+YOURS = (
+    PATCH
+    + """
+    import sys
+    import torch, torch.distributed as dist
+
+    many = torch.ones(64, 64, device="cuda")
+
+    def profiled():
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as one:
+            for _ in range(50):
+                many.add_(1)
+        return sum("elementwise" in event.name() for event in one.profiler.kineto_results.events())
+
+    found = []
+    if sys.argv[1] == "first":
+        found.append(profiled())
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    optimizer = torch.optim.SGD([many.requires_grad_()], lr=0.0)
+    with torch.no_grad():
+        for step in range(1, 36):
+            many.add_(1)
+            optimizer.step()
+            if step == 15:
+                found += [profiled() for _ in range(4)]
+        with ddtrace_pytorch.profile_window():
+            many.add_(1)
+    print(found)
+    dist.destroy_process_group()
+"""
+)
+
+
+@pytest.mark.parametrize("whose", ["first", "later"])
+def test_profiles_of_yours_in_a_row_have_all_their_kernels_between_our_windows(
+    jobs: Jobs, tmp_path: Path, whose: str
+) -> None:
+    log = tmp_path / "log"
+    env = alone(log, DD_PYTORCH_PROFILE_EVERY="10" if whose == "later" else "0")
+    done = jobs.run([*PYTHON, jobs.script(YOURS), whose], env).ok()
+    assert json.loads(done.stdout) == [50] * (5 if whose == "first" else 4)
+    told = of_type(log, "profile")
+    assert {one["state"] for one in told} == {"complete"}
+    assert [one["how"] for one in told] == ["schedule"] * (3 if whose == "later" else 0) + ["by hand"]
+
+
 NCCL = (
     PATCH
     + """
