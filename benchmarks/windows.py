@@ -1,6 +1,6 @@
 """What profiler windows leave behind in a training on a GPU: time in the steps after, time in all, memory.
 
-    python benchmarks/windows.py [--processes 40] [--ranks 2]
+    python benchmarks/windows.py [--processes 20] [--ranks 2]
 
 A step's time is by the clock, from one synchronised end to the next. Three trainings:
 
@@ -212,7 +212,7 @@ def compared(what: str, ratios: list[float], budget: float | None) -> Measured:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--processes", type=int, default=40)
+    parser.add_argument("--processes", type=int, default=20)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
@@ -222,32 +222,39 @@ def main() -> None:
         return
 
     machine = describe()
-    kinds = {
-        "control": {},
-        "with a window": every(EVERY_FIRST),
-        "with one, TEARDOWN_CUPTI=0": every(EVERY_FIRST) | {"TEARDOWN_CUPTI": "0"},
+    rows: list[Measured] = []
+
+    def say(*found: Measured) -> None:
+        rows.extend(found)
+        for one in found:
+            print(" | ".join(one.cells()), flush=True)
+
+    first_took, took, windows = cost(options.ranks)
+    say(
+        Measured("the first window in a process", first_took, "ms", None, 1),
+        Measured("a later one, each ten minutes", took, "ms", SHARE * TEN_MINUTES * 1e3, windows),
+    )
+    grown, later = many()
+    say(
+        Measured("growth with each window", grown, "KiB", 10.0, len(later) + 1),
+        compared("a step after a later window, of one before", later, 101.0),
+    )
+    kinds: dict[str, tuple[dict[str, str], int, float | None]] = {
+        "control": ({}, options.processes, None),
+        "with a window": (every(EVERY_FIRST), options.processes, 101.0),
+        "with one, TEARDOWN_CUPTI=0": (every(EVERY_FIRST) | {"TEARDOWN_CUPTI": "0"}, options.processes // 4, None),
     }
     ratios: dict[str, list[float]] = {kind: [] for kind in kinds}
     for turn in range(options.processes):
-        for kind, variables in kinds.items():
-            if turn < options.processes // 4 or "TEARDOWN_CUPTI" not in variables:
+        for kind, (variables, times, _) in kinds.items():
+            if turn < times:
                 ratios[kind].append(after_the_first(variables))
-    rows = [
-        compared(
-            f"a step after the first window, of one before, {kind}", of, 101.0 if kind == "with a window" else None
+    say(
+        *(
+            compared(f"a step after the first window, of one before, {kind}", ratios[kind], budget)
+            for kind, (_, _, budget) in kinds.items()
         )
-        for kind, of in ratios.items()
-    ]
-    grown, later = many()
-    rows += [
-        compared("a step after a later window, of one before", later, 101.0),
-        Measured("growth with each window", grown, "KiB", 10.0, len(later) + 1),
-    ]
-    first_took, took, windows = cost(options.ranks)
-    rows += [
-        Measured("the first window in a process", first_took, "ms", None, 1),
-        Measured("a later one, each ten minutes", took, "ms", SHARE * TEN_MINUTES * 1e3, windows),
-    ]
+    )
     publish("windows", machine, rows)
 
 
