@@ -28,7 +28,7 @@ TORCH = {
     "2.14.1": ("3.10", "3.11", "3.12", "3.13", "3.14"),
     "2.15.0": ("3.10", "3.11", "3.12", "3.13", "3.14"),
 }
-CI = ("lint", "torch213", "torch214")
+CI = ("lint", "torch213", "torch214", "trainers")
 
 # riot puts the checkout on PYTHONPATH, which would hide the wheel under test behind the sources.
 TEST = (
@@ -36,6 +36,7 @@ TEST = (
     "python -m pip install --quiet --no-deps --no-build-isolation --force-reinstall . "
     "&& python -m pip check && pytest {cmdargs}"
 )
+TRAINERS = f"{TEST} tests/compat/test_trainers.py tests/compat/test_libraries.py"
 LINT = "unset PYTHONPATH; ruff check . && ruff format --check . && mypy && reno lint"
 
 
@@ -79,6 +80,23 @@ venv = Venv(
             },
             venvs=[
                 *(torch_row(release, pys) for release, pys in TORCH.items()),
+                Venv(
+                    name="trainers",
+                    command=TRAINERS,
+                    pys=list(TORCH["2.13.0"]),
+                    pkgs={
+                        "torch": "==2.13.0",
+                        "ddtrace": LATEST,
+                        "wrapt": LATEST,
+                        "accelerate": LATEST,
+                        "deepspeed": LATEST,
+                        "lightning": LATEST,
+                        "ray[default,train]": LATEST,
+                        "transformers": LATEST,
+                    },
+                    create=True,
+                    skip_dev_install=True,
+                ),
                 Venv(
                     name="bounds",
                     pys=list(TORCH["2.13.0"]),

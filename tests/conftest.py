@@ -46,8 +46,9 @@ ONCE = (
     "unit/test_standstill.py", "unit/test_state_file.py", "unit/test_stragglers.py", "unit/test_timeline.py",
     "unit/test_timeline_clocks.py", "unit/test_timeline_lanes.py", "unit/test_verdict.py",
     "unit/test_verdict_faults.py", "unit/test_verdict_properties.py", "unit/test_windows.py",
-    "dist/test_cross_node.py", "dist/test_default_run.py", "dist/test_identity_agreement.py", "dist/test_lifecycle.py",
-    "dist/test_loaders.py", "dist/test_log_handlers.py", "dist/test_records.py", "dist/test_report_of_a_job.py",
+    "dist/test_cross_node.py", "dist/test_default_run.py", "dist/test_doors.py", "dist/test_identity_agreement.py",
+    "dist/test_lifecycle.py", "dist/test_loaders.py", "dist/test_log_handlers.py", "dist/test_markers.py",
+    "dist/test_parenthood.py", "dist/test_rank_span.py", "dist/test_records.py", "dist/test_report_of_a_job.py",
     "dist/test_rotation.py", "dist/test_timeline.py", "dist/test_torchtitan.py", "dist/test_two_hosts.py",
     "faults/test_agents.py", "faults/test_broken_descriptors.py", "faults/test_broken_signals.py",
     "faults/test_broken_threads.py", "faults/test_diagnose.py", "faults/test_endings.py", "faults/test_forks.py",
@@ -55,7 +56,11 @@ ONCE = (
 )  # fmt: skip
 
 # What costs much and goes as deep into torch as anything: CI runs it on the newest release alone.
-NEWEST = ("compat/test_records_compiled.py", "compat/test_sharded.py", "dist/test_frameworks.py")
+NEWEST = (
+    "compat/test_compiled.py", "compat/test_identity.py", "compat/test_records_compiled.py", "compat/test_sharded.py",
+    "dist/test_checkpoints.py", "dist/test_frameworks.py", "dist/test_passing_for_functions.py",
+    "dist/test_training_alone.py",
+)  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -64,5 +69,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         file = item.path.relative_to(here).as_posix() if item.path.is_relative_to(here) else None
         if file in ONCE:
             item.add_marker(pytest.mark.once)
-        elif file in NEWEST:
+        elif file in NEWEST and item.get_closest_marker("once") is None:
             item.add_marker(pytest.mark.newest)

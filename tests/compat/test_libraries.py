@@ -1,6 +1,7 @@
-"""Trainer libraries as they are installed: they are where the table says, and a real training with each is told.
+"""Trainer libraries as they are installed: they are where the table says, and what has no training is told.
 
-Each is skipped where it isn't installed. What is tried by hand and with which release is in docs/compatibility.md.
+Trainings are in test_trainers.py. Each is skipped where it isn't installed. What is tried by hand, and with which
+release, is in docs/compatibility.md.
 """
 
 from __future__ import annotations
@@ -71,46 +72,6 @@ def test_every_sign_of_a_library_is_looked_for_above() -> None:
     assert libraries == set().union(*PLACES)
 
 
-LIGHTNING = """
-    import {library} as pl
-    import torch
-
-    class Model(pl.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.layer = torch.nn.Linear(4, 4)
-
-        def training_step(self, batch, index):
-            return self.layer(batch).sum()
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), 0.1)
-
-    pl.Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, logger=False, enable_checkpointing=False,
-               enable_progress_bar=False, enable_model_summary=False).fit(
-        Model(), torch.utils.data.DataLoader(torch.ones(8, 4), batch_size=2))
-"""
-
-ACCELERATE = """
-    import torch
-    from accelerate import Accelerator
-    accelerator = Accelerator(cpu=True)
-    model = torch.nn.Linear(4, 4)
-    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
-    accelerator.backward(model(torch.ones(2, 4)).sum())
-    optimizer.step()
-"""
-
-TRANSFORMERS = """
-    import os
-    from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
-    model = BertForSequenceClassification(BertConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=32))
-    data = [{"input_ids": [1, 2, 3], "labels": 0}] * 8
-    Trainer(model, TrainingArguments(os.getcwd(), max_steps=1, report_to=[], use_cpu=True, save_strategy="no"),
-            train_dataset=data).train()
-"""
-
 TRANSFORMERS_TP = """
     import os
     import torch.distributed as dist
@@ -141,10 +102,6 @@ TITAN = """
 """
 
 TRAININGS = {
-    "lightning": (LIGHTNING.replace("{library}", "lightning.pytorch"), "ddp", "ddp", "lightning"),
-    "pytorch_lightning": (LIGHTNING.replace("{library}", "pytorch_lightning"), "ddp", "ddp", "lightning"),
-    "accelerate": (ACCELERATE, "ddp", "ddp", "accelerate"),
-    "transformers": (TRANSFORMERS, "ddp", "ddp", "transformers+accelerate"),
     "transformers.distributed": (TRANSFORMERS_TP, "tp", "tp", None),
     "megatron.core": (MEGATRON, "megatron", "tp", "megatron"),
     "torchtitan": (TITAN, "none", "tp", "torchtitan"),

@@ -94,6 +94,7 @@ def test_a_built_in_that_came_first_is_switched_off_for_us(jobs: Jobs, tmp_path:
     assert len(rank_spans(tmp_path / "log")) == 1
 
 
+@pytest.mark.once
 def test_workers_of_torch_distributed_run_inherit_it(jobs: Jobs, tmp_path: Path) -> None:
     env = environment(
         None, DD_TRACE_PYTORCH_ENABLED="true", DD_PYTORCH_EXPORT="local", DD_PYTORCH_LOG_DIR=str(tmp_path / "log")
@@ -120,6 +121,7 @@ INSIDE_PYTEST = f"""
 """
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("options", "settings"),
     [
