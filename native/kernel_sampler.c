@@ -44,7 +44,7 @@
 #define RAWS 16384u
 #define BUCKETS 64u /* as in ddtrace_pytorch.histogram */
 #define SLOTS 4096u /* of a hash table: a power of two, and twice what is in it */
-#define RECENT 1024u
+#define RECENT 4096u
 #define NONE UINT32_MAX
 
 /* How far a record may lie before the start or after the present, in ns: what clocks of GPU and host may differ by. */
@@ -168,6 +168,18 @@ static void reset(Table *table)
 
 static uint32_t mixed(uint64_t value) { return (uint32_t)((value * UINT64_C(0x9E3779B97F4A7C15)) >> 32); }
 
+static uint32_t hash_of(const char *text, size_t length)
+{
+    uint64_t hash = length;
+    for (size_t at = 0; at < length; at += sizeof hash) {
+        uint64_t word = 0;
+        memcpy(&word, text + at, length - at < sizeof word ? length - at : sizeof word);
+        hash = (hash ^ word) * UINT64_C(0x9E3779B97F4A7C15);
+        hash ^= hash >> 32;
+    }
+    return mixed(hash);
+}
+
 /* The number of a name, by what it says. One at a place seen before is compared, not hashed; never just believed, for
  * CUPTI may put another there. */
 static uint32_t name_of(Table *table, const char *text)
@@ -176,10 +188,7 @@ static uint32_t name_of(Table *table, const char *text)
     Recent *recent = &table->recent[mixed((uintptr_t)text) % RECENT];
     if (recent->text == text && strcmp(text, table->bytes + table->names[recent->name].at) == 0)
         return recent->name;
-    uint32_t length = (uint32_t)strnlen(text, NAME_AT_MOST), hash = 2166136261u;
-    for (uint32_t i = 0; i < length; i++)
-        hash = (hash ^ (unsigned char)text[i]) * 16777619u;
-    uint32_t slot = mixed(hash) % SLOTS;
+    uint32_t length = (uint32_t)strnlen(text, NAME_AT_MOST), hash = hash_of(text, length), slot = hash % SLOTS;
     for (; table->name_slots[slot]; slot = (slot + 1) % SLOTS) {
         uint32_t number = table->name_slots[slot] - 1u;
         const Name *name = &table->names[number];
@@ -572,7 +581,7 @@ EXPORT int ks_on(uint32_t flags)
  * which loses what the GPU hasn't done yet: it lags behind the host by up to a step. */
 EXPORT int ks_pause(void) { return switched(pause_, 0); }
 
-/* Has CUPTI hand over what has ended; it does so by itself only when a buffer is full. */
+/* Has CUPTI hand over what has ended; it does so by itself only when a buffer is full. A switch waits for it. */
 EXPORT int ks_flush(void) { return switched(flush, 0); }
 
 /* Records nothing any more, has CUPTI hand over everything, and hears nothing afterwards. */

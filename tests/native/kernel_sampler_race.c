@@ -1,4 +1,4 @@
-/* Has threads replay records, switch, and take at once, for a second; then every byte that was delivered has been counted.
+/* Has threads replay records, switch, and take at once; then every byte that was delivered has been counted.
  * To be built with a sanitizer. Argument: the library of mock_cupti.c.
  */
 
@@ -30,6 +30,7 @@ uint32_t ks_limits(uint32_t *, uint32_t);
 #define CELLS 10
 #define RECORDS 400
 #define REPLAYERS 3
+#define ENOUGH 60000u /* records */
 #define FORKED 6
 
 /* As in tests/harness/kernel_sampler.py. */
@@ -40,7 +41,8 @@ static uint32_t limits[LIMITS];
 static void (*replay)(const uint64_t *, uint64_t, uint64_t), (*hold)(bool), (*deliver)(void);
 static uint64_t (*delivered)(void), (*faults)(void);
 static atomic_bool done;
-static uint64_t counted, dropped, late, held, takes;
+static uint64_t counted, dropped, late, held;
+static atomic_ulong takes;
 
 static void check(bool right, const char *what)
 {
@@ -106,7 +108,7 @@ static void take(void)
     for (uint32_t i = 0; i < limits[REASONS]; i++)
         dropped += totals[DROPPED + i];
     late += totals[LATE_BYTES];
-    takes++;
+    atomic_fetch_add(&takes, 1);
     check(totals[STRAYS] == 0, "a stray buffer");
     check(totals[NAMES] <= 97, "one name twice");
     check(totals[RAWS] <= 1000 && totals[RAWS] + totals[LEFT_OUT] <= totals[COUNTED], "raw records");
@@ -150,7 +152,9 @@ int main(int many, char **arguments)
         pthread_create(&threads[i], NULL, replaying, (void *)i);
     pthread_create(&threads[REPLAYERS], NULL, switching, NULL);
     pthread_create(&threads[REPLAYERS + 1], NULL, taking, NULL);
-    usleep(1000000);
+    uint64_t began = now();
+    while ((delivered() < ENOUGH * KERNEL || atomic_load(&takes) < 50) && now() - began < 30000000000u)
+        usleep(1000);
     in_a_child();
     atomic_store(&done, true);
     for (int i = 0; i < REPLAYERS + 2; i++)
@@ -161,13 +165,13 @@ int main(int many, char **arguments)
     take();
     check(held == 0, "buffers that never came back");
     check(faults() == 0, "a buffer that CUPTI still held");
-    check(counted > 10000 && dropped > 500 && takes > 20, "too little happened");
+    check(counted > ENOUGH / 2 && dropped > 0, "too little happened");
     if ((counted + dropped) * KERNEL + late != delivered()) {
         fprintf(stderr, "%lu counted, %lu dropped, %lu bytes late, %lu delivered\n", (unsigned long)counted,
                 (unsigned long)dropped, (unsigned long)late, (unsigned long)delivered());
         return 1;
     }
     printf("every byte is accounted for: %lu counted, %lu dropped, %lu bytes late, %lu times taken\n",
-           (unsigned long)counted, (unsigned long)dropped, (unsigned long)late, (unsigned long)takes);
+           (unsigned long)counted, (unsigned long)dropped, (unsigned long)late, atomic_load(&takes));
     return 0;
 }

@@ -85,7 +85,9 @@ def test_the_layout_is_the_one_that_callers_expect(closed: Sampler) -> None:
 
 # Until a second ago and up to now: what is long ends late.
 KINDS = st.one_of(
-    st.tuples(st.just(KERNEL), st.sampled_from([b"gemm", b"ncclDevKernel_AllReduce", "Größe".encode(), b"x" * 300, b""])),
+    st.tuples(
+        st.just(KERNEL), st.sampled_from([b"gemm", b"ncclDevKernel_AllReduce", "Größe".encode(), b"x" * 300, b""])
+    ),
     st.tuples(st.just(COPY), st.integers(0, 10)),
     st.tuples(st.just(FILL), st.just(0)),
 )
@@ -426,7 +428,7 @@ def test_is_off_even_where_cupti_does_not_let_go(sampler: Sampler, cupti: MockCu
 
 def status_of(child: int) -> int:
     try:
-        _, status = until(lambda: ended if (ended := os.waitpid(child, os.WNOHANG))[0] else None, 20, "the child's end")
+        _, status = until(lambda: ended if (ended := os.waitpid(child, os.WNOHANG))[0] else None, 10, "the child's end")
     except AssertionError:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -446,16 +448,18 @@ def test_a_forked_child_is_off_and_never_waits(sampler: Sampler, cupti: MockCupt
     child = os.fork()
     if child == 0:
         try:
+            cupti.c.mock_gate(False)
             acts = (sampler.on, sampler.pause, sampler.flush, sampler.off, lambda: sampler.take_raw(ks.Totals()))
             said = {act() for act in acts} | {sampler.open("libm.so.6"), sampler.keep(3)}
             silent = said == {ks.FORKED} and sampler.error == "off in a forked child" and cupti.calls() == []
             os._exit(0 if silent and cupti.hoard()[0] == 0 else 1)
         finally:
             os._exit(2)
-    status = status_of(child)
-    cupti.c.mock_gate(False)
-    switching.join()
-    assert status == 0
+    try:
+        assert status_of(child) == 0
+    finally:
+        cupti.c.mock_gate(False)
+        switching.join()
     assert sampler.take().totals.records == 1
 
 
