@@ -1,7 +1,7 @@
 /* What the GPU spends its time in: counts the records of CUPTI's activity API, by kernel and stream.
  *
- * A plain shared library, to be loaded with ctypes; it knows neither Python nor CUDA's headers. Nothing here runs Python,
- * so nothing waits for the interpreter's lock on the threads that CUPTI calls from.
+ * A plain shared library, to be loaded with ctypes; it knows neither Python nor CUDA's headers. Nothing here runs
+ * Python, so nothing waits for the interpreter's lock on the threads that CUPTI calls from.
  *
  * Who may wait for whom:
  *   control   one call that switches at a time; held while CUPTI is called. CUPTI's callbacks don't take it, for
@@ -216,11 +216,12 @@ static Row *row_of(Table *table, const Raw *raw)
 {
     if (raw->name == NONE)
         return &table->rows[0];
-    uint64_t key = ((uint64_t)raw->name << 40) ^ ((uint64_t)raw->kind << 36) ^ ((uint64_t)raw->device << 24) ^ raw->stream;
-    uint32_t slot = mixed(key) % SLOTS;
+    uint64_t where = ((uint64_t)raw->device << 24) ^ raw->stream, what = (raw->name << 4) ^ raw->kind;
+    uint32_t slot = mixed(what << 36 ^ where) % SLOTS;
     for (; table->row_slots[slot]; slot = (slot + 1) % SLOTS) {
         Row *row = &table->rows[table->row_slots[slot] - 1];
-        if (row->name == raw->name && row->stream == raw->stream && row->device == raw->device && row->kind == raw->kind)
+        if (row->name == raw->name && row->stream == raw->stream && row->device == raw->device &&
+            row->kind == raw->kind)
             return row;
     }
     if (table->totals.rows == 1 + ROWS) {
@@ -577,8 +578,8 @@ EXPORT int ks_on(uint32_t flags)
     return flags > 3 ? fail(ARGUMENT, "flags of 0 to 3, not %u", flags) : switched(start, 1 | flags << 1);
 }
 
-/* Records nothing that is launched from now on, while what was launched before still counts when it ends. Before ks_off(),
- * which loses what the GPU hasn't done yet: it lags behind the host by up to a step. */
+/* Records nothing that is launched from now on, while what was launched before still counts when it ends. Before
+ * ks_off(), which loses what the GPU hasn't done yet: it lags behind the host by up to a step. */
 EXPORT int ks_pause(void) { return switched(pause_, 0); }
 
 /* Has CUPTI hand over what has ended; it does so by itself only when a buffer is full. A switch waits for it. */
@@ -600,8 +601,8 @@ EXPORT int ks_keep(uint32_t many)
 
 /* Moves out what was counted since the last time: the rows, of which the first is that of all that found no room; the
  * names, one after the other, each with a zero at its end; and the raw records, as they came. `room_*` say how many
- * entries, or bytes, there is room for: at least what ks_limits() says. How many there are is in the totals. Counting goes
- * on meanwhile, in the other one of two tables. */
+ * entries, or bytes, there is room for: at least what ks_limits() says. How many there are is in the totals. Counting
+ * goes on meanwhile, in the other one of two tables. */
 EXPORT int ks_take(Row *rows, uint32_t room_rows, char *names, uint32_t room_names, Raw *raws, uint32_t room_raws,
                    Totals *totals)
 {

@@ -34,7 +34,7 @@ uint32_t ks_limits(uint32_t *, uint32_t);
 #define FORKED 6
 
 /* As in tests/harness/kernel_sampler.py. */
-enum { COUNTED = 0, NAMES = 3, RAWS = 5, LEFT_OUT = 6, DROPPED = 10, STRAYS = 21, LATE_BYTES = 20, HELD = 23, TOTALS = 24 };
+enum { COUNTED, NAMES = 3, RAWS = 5, LEFT_OUT, DROPPED = 10, LATE_BYTES = 20, STRAYS, HELD = 23, TOTALS };
 enum { ROW_SIZE, RAW_SIZE, TOTALS_SIZE, ROWS, NAME_BYTES, RAWS_AT_MOST, BUCKETS, REASONS, LIMITS };
 
 static uint32_t limits[LIMITS];

@@ -1,7 +1,8 @@
 /* Stands in for libcupti: replays records that a test writes down, into the buffers that whoever registered gives it.
  *
- * The fields lie at the places that the library has used since CUDA 11.8. Like the library it calls back from threads of
- * its own while a flush waits, hands buffers over when they are full or flushed, and records only kinds that are enabled.
+ * The fields lie at the places that the library has used since CUDA 11.8. Like the library it calls back from threads
+ * of its own while a flush waits, hands buffers over when they are full or flushed, and records only kinds that are
+ * enabled.
  */
 
 #define _GNU_SOURCE
@@ -34,7 +35,7 @@ static Buffer queue[QUEUE], out[QUEUE];
 static size_t queued, many_out;
 static char calls[4096], failing[32];
 static int failing_with, at_the_gate;
-static bool holding, gate_closed;
+static bool holding, gate_closed, at_exit;
 static atomic_uint enabled; /* a bit for each kind below 32 */
 static atomic_ullong delivered, lost, faults;
 static atomic_int misbehaviour;
@@ -97,7 +98,16 @@ void mock_deliver(void)
         hand_over(buffer);
 }
 
-void mock_deliver_at_exit(void) { atexit(mock_deliver); }
+/* ... and does so once more at the very end, when libraries that came earlier have been left by the process. */
+void mock_deliver_at_exit(void) { at_exit = true; }
+__attribute__((destructor)) static void end(void)
+{
+    if (at_exit) {
+        mock_deliver();
+        printf("%llu bytes delivered\n", atomic_load(&delivered));
+        fflush(stdout);
+    }
+}
 
 /* Buffers are late: neither being full nor a flush has them handed over. */
 void mock_hold(bool hold)

@@ -196,11 +196,11 @@ def test_names_beyond_the_table_are_counted_together(sampler: Sampler, cupti: Mo
 def test_of_a_very_long_name_the_beginning_counts(sampler: Sampler, cupti: MockCupti) -> None:
     most = sampler.limits.name_at_most
     sampler.on()
-    cupti.replay([a_record(name=b"x" * (most + more)) for more in (-1, 0, 1, 9, 1)])
+    cupti.replay([a_record(name=b"x" * (most + more)) for more in (-1, 1, 0, 9, 1)])
     sampler.off()
     taken = sampler.take()
     assert {len(key[0]): one.count for key, one in taken.sums.items()} == {most - 1: 1, most: 4}
-    assert taken.totals.names_cut <= 1
+    assert taken.totals.names_cut == 1
 
 
 def test_what_is_no_record_is_dropped_by_its_reason(sampler: Sampler, cupti: MockCupti) -> None:
@@ -463,12 +463,14 @@ def test_a_forked_child_is_off_and_never_waits(sampler: Sampler, cupti: MockCupt
     assert sampler.take().totals.records == 1
 
 
-def test_what_comes_at_exit_does_no_harm(sampler: Sampler, cupti: MockCupti, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("sampler")
+def test_what_comes_at_exit_does_no_harm(tmp_path: Path) -> None:
     code = """if True:
         import sys, time
         from harness.kernel_sampler import MockCupti, Sampler, Record
         from pathlib import Path
         here = Path(sys.argv[1])
+        # What was loaded first is left first.
         sampler, cupti = Sampler(here / "kernel_sampler.so"), MockCupti(here / "mock_cupti.so")
         cupti.c.mock_deliver_at_exit()
         assert sampler.open(cupti.library) == sampler.on() == 0
@@ -477,7 +479,7 @@ def test_what_comes_at_exit_does_no_harm(sampler: Sampler, cupti: MockCupti, tmp
     command = [sys.executable, "-c", code, str(tmp_path)]
     place = {**os.environ, "PYTHONPATH": str(SOURCES.parent)}
     done = subprocess.run(command, env=place, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "208 bytes delivered\n", "")
 
 
 def resident() -> int:
