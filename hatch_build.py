@@ -15,7 +15,11 @@ PARTS = {
     "native/collecting.c": "ddtrace_pytorch/training/_collecting",
     "native/at_hand.c": "ddtrace_pytorch/records/_at_hand",
 }
+# No module of Python's: it is loaded by ctypes, and knows no Python.
+SAMPLER, SAMPLER_LIBRARY = "native/kernel_sampler.c", "ddtrace_pytorch/kernels/libkernel_sampler.so"
 FLAGS = ("-O2", "-fPIC", "-shared", "-fvisibility=hidden")
+# CUPTI would go on to call what was unloaded.
+SAMPLER_FLAGS = ("-pthread", "-ldl", "-Wl,-z,nodelete")
 
 
 class Native(BuildHookInterface):  # type: ignore[type-arg]
@@ -27,16 +31,21 @@ class Native(BuildHookInterface):  # type: ignore[type-arg]
             return
         root = Path(self.root)
         for source, module in PARTS.items():
-            target = root / (module + sysconfig.get_config_var("EXT_SUFFIX"))
-            if not self._compile(root / source, target):
-                continue
-            build_data["artifacts"].append(str(target.relative_to(root)))
-            build_data["pure_python"] = False
-            build_data["infer_tag"] = True
+            made = module + sysconfig.get_config_var("EXT_SUFFIX")
+            include = f"-I{sysconfig.get_path('include')}"
+            if self._compile(root / source, root / made, "its work is done in Python", include):
+                self._add(made, build_data)
+        if self._compile(root / SAMPLER, root / SAMPLER_LIBRARY, "nothing samples kernels", *SAMPLER_FLAGS):
+            self._add(SAMPLER_LIBRARY, build_data)
 
-    def _compile(self, source: Path, target: Path) -> bool:
+    def _add(self, made: str, build_data: dict[str, Any]) -> None:
+        build_data["artifacts"].append(made)
+        build_data["pure_python"] = False
+        build_data["infer_tag"] = True
+
+    def _compile(self, source: Path, target: Path, without: str, *flags: str) -> bool:
         compiler = shlex.split(sysconfig.get_config_var("CC") or "cc")[0]
-        command = [compiler, *FLAGS, f"-I{sysconfig.get_path('include')}", str(source), "-o", str(target)]
+        command = [compiler, *FLAGS, str(source), "-o", str(target), *flags]
         try:
             done = subprocess.run(command, capture_output=True, text=True)
             why = done.stderr.strip()
@@ -45,5 +54,5 @@ class Native(BuildHookInterface):  # type: ignore[type-arg]
         else:
             if done.returncode == 0:
                 return True
-        self.app.display_warning(f"{source.name} is left out, its work is done in Python: {shlex.join(command)}: {why}")
+        self.app.display_warning(f"{source.name} is left out, {without}: {shlex.join(command)}: {why}")
         return False

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from harness.kernel_sampler import NOT_OPEN, Sampler
 
 ROOT = Path(__file__).resolve().parents[2]
 REQUIREMENTS = ROOT / ".riot" / "requirements"
@@ -65,9 +66,16 @@ def test_wheel_holds_what_the_page_of_a_report_is_made_of(wheel: zipfile.ZipFile
 def test_wheel_holds_the_parts_in_c_for_this_python_alone(wheel: zipfile.ZipFile) -> None:
     built = {name for name in wheel.namelist() if name.endswith(".so")}
     parts = ("collectives/_counting", "records/_at_hand", "training/_collecting")
-    assert built == {f"ddtrace_pytorch/{part}{sysconfig.get_config_var('EXT_SUFFIX')}" for part in parts}
+    modules = {f"ddtrace_pytorch/{part}{sysconfig.get_config_var('EXT_SUFFIX')}" for part in parts}
+    assert built == modules | {"ddtrace_pytorch/kernels/libkernel_sampler.so"}
     assert "Root-Is-Purelib: false" in metadata_of(wheel, "WHEEL")
     assert f"Tag: cp3{sys.version_info.minor}-" in metadata_of(wheel, "WHEEL")
+
+
+def test_sampler_of_the_wheel_loads_and_has_what_callers_expect(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    sampler = Sampler(Path(wheel.extract("ddtrace_pytorch/kernels/libkernel_sampler.so", tmp_path)))
+    assert sampler.c.ks_interface() == 1
+    assert sampler.on() == NOT_OPEN
 
 
 def test_wheel_is_of_python_alone_where_there_is_no_c_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,6 +85,7 @@ def test_wheel_is_of_python_alone_where_there_is_no_c_compiler(tmp_path: Path, m
     build = "import sys; from hatchling.build import build_wheel; print(build_wheel(sys.argv[1]))"
     said = run(sys.executable, "-c", build, str(tmp_path), cwd=checkout)
     assert "counting.c is left out, its work is done in Python" in said
+    assert "kernel_sampler.c is left out, nothing samples kernels" in said
     assert "-py3-none-any.whl" in said
 
 
