@@ -33,6 +33,8 @@ class Training:
     parallelism: str
     trainer: str | None
     steps: int
+    # Without us, too, now and then: "terminate called without an active exception", when all is done.
+    aborts_at_exit: bool = False
 
 
 # By the package that it needs.
@@ -40,7 +42,7 @@ TRAININGS = {
     "lightning": Training("lightning_ddp.py", "ddp", "ddp", "lightning", 8),
     "accelerate": Training("accelerate_ddp.py", "ddp", "ddp", "accelerate", 8),
     "transformers": Training("transformers_trainer.py", "ddp", "ddp", "transformers+accelerate", 8),
-    "deepspeed": Training("deepspeed_zero.py", "deepspeed", "ddp+zero", None, 32),
+    "deepspeed": Training("deepspeed_zero.py", "deepspeed", "ddp+zero", None, 32, aborts_at_exit=True),
 }
 
 
@@ -59,8 +61,11 @@ def test_it_is_told_and_the_same_without_us(jobs: Jobs, tmp_path: Path, package:
         "DD_PYTORCH_LOG_DIR": str(log),
     }
     # One after the other: what DeepSpeed compiles for the first is there for the second.
-    plain = start(jobs, training.script, tmp_path / "plain").wait(200).ok()
-    ours = start(jobs, training.script, tmp_path / "ours", **switched_on).wait(200).ok()
+    plain = start(jobs, training.script, tmp_path / "plain").wait(200)
+    ours = start(jobs, training.script, tmp_path / "ours", **switched_on).wait(200)
+    for result in (plain, ours):
+        if not (training.aborts_at_exit and "terminate called without an active exception" in result.stderr):
+            result.ok()
     assert losses(tmp_path / "plain") == losses(tmp_path / "ours")
     assert "ddtrace_pytorch" not in plain.stderr + ours.stderr
 
