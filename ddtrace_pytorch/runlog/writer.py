@@ -343,16 +343,27 @@ class RunLogFile:
             name = SegmentName(self._rank, self._free_claim(0), 0)
         else:
             name = last._replace(segment=last.segment + 1)
-        while True:
-            path = os.path.join(self._directory, str(name))
-            try:
-                self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
-                break
-            except FileExistsError:
-                name = name._replace(claim=self._free_claim(name.claim + 1))
+        while (fd := self._claim(name)) is None:
+            name = name._replace(claim=self._free_claim(name.claim + 1))
+        self._fd = fd
+        path = os.path.join(self._directory, str(name))
         found = os.fstat(self._fd)
         self._inode = (found.st_dev, found.st_ino)
         return _Segment(path, name)
+
+    def _claim(self, name: SegmentName) -> int | None:
+        """The new file of that `name`; None if another process has it. One that has compressed it has it, too: while
+        that is done, a list of the directory may show neither of the two."""
+        path = os.path.join(self._directory, str(name))
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            return None
+        if os.path.lexists(os.path.join(self._directory, str(name._replace(compressed=True)))):
+            os.close(fd)
+            os.unlink(path)
+            return None
+        return fd
 
     def _free_claim(self, first: int) -> int:
         taken = {

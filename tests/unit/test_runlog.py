@@ -471,6 +471,25 @@ def test_two_processes_of_one_rank_never_share_a_file(tmp_path):
     assert writers == {process.pid for process in processes}
 
 
+def test_a_segment_that_another_process_has_compressed_is_that_ones(tmp_path, monkeypatch):
+    first = open_log(tmp_path, max_bytes=40_000)
+    for number in range(200):
+        first.write([beat(number)])
+    (compressed,) = tmp_path.glob("rank-00000.jsonl.gz")
+    before = compressed.read_bytes()
+
+    # A list of the directory that was made while it was compressed.
+    lists = [os.listdir, lambda path: []]
+    monkeypatch.setattr(os, "listdir", lambda path: lists.pop()(path))
+    second = open_log(tmp_path, max_bytes=40_000)
+    for number in range(200):
+        second.write([beat(1000 + number)])
+    assert compressed.read_bytes() == before
+    assert os.path.basename(second.path).startswith("rank-00000.1.")
+    second.close()
+    first.close()
+
+
 def test_a_name_taken_at_the_last_moment_is_left_to_whoever_took_it(tmp_path):
     code = """
         import os, sys
