@@ -113,6 +113,7 @@ def test_totals_and_slow_calls_of_each_rank(agent: Agent, jobs: Jobs, tmp_path: 
     assert slow["metrics"]["collective.seq"] == 10
 
 
+@pytest.mark.once
 def test_the_run_log_has_the_totals_and_the_same_sampled_calls_on_every_rank(jobs: Jobs, tmp_path: Path) -> None:
     log = tmp_path / "log"
     train(jobs, None, log)
@@ -130,6 +131,7 @@ def test_the_run_log_has_the_totals_and_the_same_sampled_calls_on_every_rank(job
     assert {key: one[key] for key in shared} == {key: other[key] for key in shared}
 
 
+@pytest.mark.once
 def test_each_call_has_a_span_if_asked_for(agent: Agent, jobs: Jobs, tmp_path: Path) -> None:
     train(jobs, agent, tmp_path / "log", DD_PYTORCH_COLLECTIVES="all")
     assert len(agent.spans("pytorch.collective")) == 11 + 10
@@ -147,6 +149,7 @@ def test_off_means_that_nothing_is_instrumented(agent: Agent, jobs: Jobs, tmp_pa
     assert not of_type(tmp_path / "log", "call")
 
 
+@pytest.mark.once
 def test_a_word_that_is_none_of_them_costs_one_warning_that_names_them(jobs: Jobs, tmp_path: Path) -> None:
     result = train(jobs, None, tmp_path / "log", DD_PYTORCH_COLLECTIVES="banana")
     warning = "DD_PYTORCH_COLLECTIVES='banana' is not one of summary, crossnode, all, off; using 'summary'"
@@ -219,6 +222,7 @@ def test_groups_that_come_and_go_by_the_hundred_are_told_and_forgotten_before_th
     assert span["metrics"]["pytorch.collective_calls"] == 301
 
 
+@pytest.mark.once
 def test_a_terminated_rank_has_told_its_totals(agent: Agent, jobs: Jobs, tmp_path: Path) -> None:
     log = tmp_path / "log"
     script = """

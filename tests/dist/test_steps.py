@@ -243,6 +243,7 @@ IN_A_HOOK = """
 """
 
 
+@pytest.mark.once
 def test_a_collective_of_another_thread_carries_the_step(jobs: Jobs, tmp_path: Path) -> None:
     log = tmp_path / "log"
     jobs.run([*DDTRACE_RUN, *torchrun(2), jobs.script(IN_A_HOOK)], env_of(log, DD_PYTORCH_COLLECTIVES="all")).ok()
