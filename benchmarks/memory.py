@@ -13,16 +13,16 @@ import tempfile
 from pathlib import Path
 
 from _machine import describe
+from _resident import resident_mib
 from _results import Measured, publish
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 
-def resident_mib() -> float:
+def settled_mib() -> float:
     gc.collect()
-    with open("/proc/self/statm", encoding="ascii") as numbers:
-        return int(numbers.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+    return resident_mib()
 
 
 def growth_mib(calls: int) -> float:
@@ -47,9 +47,9 @@ def growth_mib(calls: int) -> float:
                     waiting.wait()
 
     work(calls // 10)
-    before = resident_mib()
+    before = settled_mib()
     work(calls)
-    grown = resident_mib() - before
+    grown = settled_mib() - before
     dist.destroy_process_group()
     return grown
 

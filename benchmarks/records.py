@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from _machine import describe
+from _resident import resident_mib
 from _results import Measured, publish
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,10 +38,9 @@ RATE = 10_000
 DISKS = ("well", "full", "hanging")
 
 
-def resident_mib() -> float:
+def settled_mib() -> float:
     gc.collect()
-    with open("/proc/self/statm", encoding="ascii") as numbers:
-        return int(numbers.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+    return resident_mib()
 
 
 def settings(log: str) -> None:
@@ -169,7 +169,7 @@ def minute(disk: str, seconds: float) -> dict[str, float]:
     made, longest, before = 1, 0, 0.0
     while (now := time.monotonic() - begun) < seconds:
         if not before and now > seconds / 6:
-            before = resident_mib()
+            before = settled_mib()
         for _ in range(int(now * RATE) - made):
             started = time.perf_counter_ns()
             with span("work"):
@@ -177,7 +177,7 @@ def minute(disk: str, seconds: float) -> dict[str, float]:
             longest = max(longest, time.perf_counter_ns() - started)
             made += 1
         time.sleep(0.0005)
-    grown = resident_mib() - before
+    grown = settled_mib() - before
 
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     lines: list[bytes] = []

@@ -20,6 +20,7 @@ from statistics import median
 from typing import Any
 
 from _machine import describe
+from _resident import resident_mib
 from _results import Measured, publish
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -61,17 +62,12 @@ def with_us(warm_up: int = 200, steps: int = STEPS) -> tuple[float, float, float
         dist.broadcast(torch.ones(1), 0, group=group)
         dist.barrier(group=group)
     block(warm_up)
-    before = rss()
+    before = resident_mib()
     thread, process = block(steps)
-    grown = rss() - before
+    grown = resident_mib() - before
     dist.destroy_process_group()
     ddtrace_pytorch.unpatch()
     return thread, process, grown
-
-
-def rss() -> float:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def main() -> None:

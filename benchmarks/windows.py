@@ -27,20 +27,20 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import linear_regression, median
-from typing import Any
 
 from _machine import describe
 from _quiet import environment
+from _resident import resident_mib
 from _results import Measured, publish
 from ddp_loop import interval
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-SMALL, LARGE = "small", "large"
 TEN_MINUTES, SHARE = 600.0, 1e-4
 # Steps from a window's first on until it has been written, and before it, its warm-up among them.
 AROUND, AHEAD = 20, 3
@@ -52,7 +52,7 @@ EVERY_COST, EVERY_MEMORY = 40, 50
 WINDOWS_COST, WINDOWS_MEMORY = 30, 200
 
 
-def small_step() -> Any:
+def small_step() -> Callable[[], None]:
     import torch
 
     torch.manual_seed(0)
@@ -73,18 +73,10 @@ def every(steps: int) -> dict[str, str]:
     return {"DD_PYTORCH_PROFILE_EVERY": str(steps)}
 
 
-def resident_kib() -> float:
-    with open("/proc/self/statm", encoding="ascii") as numbers:
-        return int(numbers.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1024
-
-
-def train(kind: str, steps: int) -> dict[str, list[float]]:
+def train(step: Callable[[], None], steps: int) -> dict[str, list[float]]:
     """In a group: what each step took, in ms, and how large the process was then, in KiB."""
     import torch
-    from training_step import gpu_step
 
-    torch.set_num_threads(1)
-    step = small_step() if kind == SMALL else gpu_step(sharded=True)
     found: dict[str, list[float]] = {"took": [], "resident": []}
     for _ in range(steps):
         torch.cuda.synchronize()
@@ -92,21 +84,23 @@ def train(kind: str, steps: int) -> dict[str, list[float]]:
         step()
         torch.cuda.synchronize()
         found["took"].append((time.perf_counter() - started) * 1e3)
-        found["resident"].append(resident_kib())
+        found["resident"].append(resident_mib() * 1024)
     return found
 
 
-def rank(kind: str, steps: int, out: Path) -> None:
+def rank(steps: int, out: Path) -> None:
     """One of a job that torchrun started; rank 0 writes `out`."""
     import torch
     import torch.distributed as dist
+    from training_step import gpu_step
 
     import ddtrace_pytorch
 
+    torch.set_num_threads(1)
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     ddtrace_pytorch.patch()
     dist.init_process_group("nccl")
-    found = train(kind, steps)
+    found = train(gpu_step(sharded=True), steps)
     if dist.get_rank() == 0:
         out.write_text(json.dumps(found), encoding="utf-8")
     dist.destroy_process_group()
@@ -114,14 +108,16 @@ def rank(kind: str, steps: int, out: Path) -> None:
 
 def alone(steps: int, variables: dict[str, str], said: Connection) -> None:
     """A process that was forked before CUDA was begun with."""
+    import torch
     import torch.distributed as dist
 
+    torch.set_num_threads(1)
     os.environ |= variables
     import ddtrace_pytorch
 
     ddtrace_pytorch.patch()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    said.send(train(SMALL, steps))
+    said.send(train(small_step(), steps))
     dist.destroy_process_group()
 
 
@@ -218,7 +214,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.out:
-        rank(LARGE, options.steps, options.out)
+        rank(options.steps, options.out)
         return
 
     machine = describe()

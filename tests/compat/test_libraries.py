@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from harness.installed import needs
 from harness.job import Jobs, environment, torchrun
 from harness.log import rank_spans
 
@@ -36,11 +36,6 @@ PLACES = [
     {"pytorch_lightning.trainer.trainer"},
     {"lightning_fabric.fabric"},
 ]
-
-
-def needs(package: str) -> None:
-    if find_spec(package) is None:
-        pytest.skip(f"{package} is not installed")
 
 
 def is_there(module: str) -> bool:

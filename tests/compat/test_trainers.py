@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from harness.agent import Agent
+from harness.agent import Agent, free_port
+from harness.installed import needs
 from harness.job import BIN, DDTRACE_RUN, Job, Jobs, environment, torchrun
 from harness.log import of_type, rank_spans
+from harness.waiting import until
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(300)]
 
@@ -44,11 +43,6 @@ TRAININGS = {
     "transformers": Training("transformers_trainer.py", "ddp", "ddp", "transformers+accelerate", 8),
     "deepspeed": Training("deepspeed_zero.py", "deepspeed", "ddp+zero", None, 32, aborts_at_exit=True),
 }
-
-
-def needs(package: str) -> None:
-    if find_spec(package) is None:
-        pytest.skip(f"{package} is not installed")
 
 
 @pytest.mark.parametrize("package", TRAININGS)
@@ -132,18 +126,13 @@ def cluster(jobs: Jobs, env: dict[str, str]) -> Iterator[str]:
         env,
     )  # fmt: skip
     address = f"http://127.0.0.1:{dashboard}"
-    deadline = time.monotonic() + 90
-    while True:
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"{address}/api/version", timeout=5):
-            break
+
+    def is_there() -> bool:
         assert head.process.poll() is None, head.wait().describe()
-        assert time.monotonic() < deadline, "the cluster isn't there after 90 s"
-        time.sleep(0.2)
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{address}/api/version", timeout=5):
+            return True
+        return False
+
+    until(is_there, 90, "the cluster")
     yield address
     head.kill()
-
-
-def free_port() -> int:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return int(held.getsockname()[1])
