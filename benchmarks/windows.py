@@ -9,7 +9,8 @@ A step's time is by the clock, from one synchronised end to the next. Three trai
   processes by themselves, in turn with a window and with none (`control`), and some with one that leaves CUPTI attached
   (`TEARDOWN_CUPTI=0`);
 - the same with 200 windows, one every 50 steps: what the process grows by with each, and for each but the first the
-  20 steps after it over the 20 before it;
+  20 steps after it over the 20 before it; and what a process grows by where torch's profiler is begun and ended alike,
+  and there is nothing else of ours (`torch alone`);
 - an 8-layer bf16 transformer under FSDP2 with 30 windows: what one of 2 steps takes in all, which has a budget as a
   part of ten minutes: for each of the steps around it, from the warm-up on until it has been read and written, the
   median over the windows, above the median of all steps.
@@ -121,6 +122,31 @@ def alone(steps: int, variables: dict[str, str], said: Connection) -> None:
     dist.destroy_process_group()
 
 
+def torch_alone(steps: int, variables: dict[str, str], said: Connection) -> None:
+    """The same, without a session; says the sizes alone. Its windows are dropped unread."""
+    import torch
+
+    torch.set_num_threads(1)
+    os.environ |= variables
+    from ddtrace_pytorch.kernels.window import Options, Window, prepare_environment
+
+    prepare_environment(torch, first=True)
+    step = small_step()
+    sizes: list[float] = []
+    for _ in range(steps // EVERY_MEMORY):
+        train(step, EVERY_MEMORY - AHEAD)
+        window = Window(torch, Options(cpu=False, gpu=True))
+        window.prepare()
+        step()
+        window.start(0, 1, "none")
+        step()
+        step()
+        window.settle()
+        window.end()
+        sizes.append(resident_mib() * 1024)
+    said.send({"resident": sizes})
+
+
 Found = tuple[dict[str, list[float]], list[int]]
 
 
@@ -136,7 +162,7 @@ def job(steps: int, variables: dict[str, str], ranks: int) -> Found:
         return json.loads(out.read_text(encoding="utf-8")), windows_in(folder)
 
 
-def process(steps: int, variables: dict[str, str]) -> Found:
+def process(steps: int, variables: dict[str, str], what: Callable[..., None] = alone) -> Found:
     """The same of the small one, in a process by itself."""
     import torch  # once for all that are forked
 
@@ -144,7 +170,7 @@ def process(steps: int, variables: dict[str, str]) -> Found:
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         heard, said = context.Pipe(duplex=False)
-        child = context.Process(target=alone, args=(steps, environment(folder) | variables, said))
+        child = context.Process(target=what, args=(steps, environment(folder) | variables, said))
         child.start()
         said.close()
         found = heard.recv()
@@ -194,10 +220,15 @@ def cost(ranks: int) -> tuple[float, float, int]:
 def many() -> tuple[float, list[float]]:
     """KiB that the process grows by with each window, and the ratios of all but the first."""
     found, windows = process(EVERY_MEMORY * (WINDOWS_MEMORY + 1), every(EVERY_MEMORY))
-    settled = windows[len(windows) // 10 :]
-    sizes = [found["resident"][at + EVERY_MEMORY - AHEAD] for at in settled]
+    sizes = [found["resident"][at + EVERY_MEMORY - AHEAD] for at in windows]
     ratios = [ratio(found["took"], at, LATER) for at in windows[1:]]
-    return linear_regression(range(len(sizes)), sizes).slope, ratios
+    return slope(sizes), ratios
+
+
+def slope(sizes: list[float]) -> float:
+    """KiB with each window, once the first tenth of them has been."""
+    settled = sizes[len(sizes) // 10 :]
+    return linear_regression(range(len(settled)), settled).slope
 
 
 def compared(what: str, ratios: list[float], budget: float | None) -> Measured:
@@ -231,7 +262,9 @@ def main() -> None:
         Measured("a later one, each ten minutes", took, "ms", SHARE * TEN_MINUTES * 1e3, windows),
     )
     grown, later = many()
+    bare, _ = process(EVERY_MEMORY * WINDOWS_MEMORY, {}, torch_alone)
     say(
+        Measured("growth with each window, torch alone", slope(bare["resident"]), "KiB", None, WINDOWS_MEMORY),
         Measured("growth with each window", grown, "KiB", 10.0, len(later) + 1),
         compared("a step after a later window, of one before", later, 101.0),
     )

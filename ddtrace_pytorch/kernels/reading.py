@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ddtrace_pytorch.kernels.aggregates import Event
@@ -12,24 +12,20 @@ from ddtrace_pytorch.kernels.aggregates import Event
 MOST = 200_000
 # After so many, other threads get their turn.
 AT_A_TIME = 500
+_CPU = 0
 
 
-def many(results: Any) -> int:
-    """How many events there are."""
-    return len(results.events())
-
-
-def events(results: Any) -> Iterator[Event]:
-    """In the order in which they are given, with times in ns since the epoch; what has no times is left out."""
-    for number, event in enumerate(results.events()[:MOST]):
-        if number % AT_A_TIME == 0:
-            time.sleep(0)
+def events(found: Sequence[Any], ahead: int = 0) -> Iterator[Event]:
+    """Of what a profiler's results have (their ``events()``, which takes its time at each call), those of the GPU;
+    where there is none, all. In the order in which they are given, with times in ns on the clock that the system's is
+    `ahead` of; what has no times is left out."""
+    on_gpu = [event for event in _giving_way(found) if int(event.device_type()) != _CPU]
+    for event in _giving_way((on_gpu or found)[:MOST]):
         start, took = times(event)
-        if took < 0:
-            continue
-        on_gpu = "CPU" not in str(event.device_type())
-        lane = event.device_resource_id() if on_gpu else event.start_thread_id()
-        yield Event(_name(event), start, start + took, lane, on_gpu)
+        if took >= 0:
+            start -= ahead
+            lane = event.device_resource_id() if on_gpu else event.start_thread_id()
+            yield Event(_name(event), start, start + took, lane, bool(on_gpu))
 
 
 def times(event: Any) -> tuple[int, int]:
@@ -37,6 +33,12 @@ def times(event: Any) -> tuple[int, int]:
     if hasattr(event, "start_ns"):
         return event.start_ns(), event.duration_ns()
     return event.start_us() * 1000, event.duration_us() * 1000  # up to torch 2.3
+
+
+def _giving_way(found: Sequence[Any]) -> Iterator[Any]:
+    for at in range(0, len(found), AT_A_TIME):
+        time.sleep(0)
+        yield from found[at : at + AT_A_TIME]
 
 
 def _name(event: Any) -> str:

@@ -21,7 +21,7 @@ from ddtrace_pytorch.clock import Clock
 from ddtrace_pytorch.deadline import Deadline
 from ddtrace_pytorch.exporter import Exporter
 from ddtrace_pytorch.kernels import reading, trace_file, window_telling
-from ddtrace_pytorch.kernels.aggregates import Aggregates, Event, aggregate
+from ddtrace_pytorch.kernels.aggregates import Aggregates, aggregate
 from ddtrace_pytorch.kernels.profilers import Profilers
 from ddtrace_pytorch.kernels.schedule import Plan, Schedule
 from ddtrace_pytorch.kernels.trace_file import NoTrace
@@ -426,20 +426,16 @@ class Windows:
             self._ended.popleft()
 
     def _read_one(self, ended: _Ended) -> Told:
-        many = reading.many(ended.results)
-        if not many:
+        found = ended.results.events()
+        if not found:
             return self._empty(ended)
-        found = [
-            Event(name, start - ended.ahead, end - ended.ahead, lane, on_gpu)
-            for name, start, end, lane, on_gpu in reading.events(ended.results)
-        ]
         told = _told(
             ended,
             window_telling.SHORT if ended.cut else window_telling.WHOLE,
-            results=aggregate(found, ended.start, ended.end),
+            results=aggregate(reading.events(found, ended.ahead), ended.start, ended.end),
         )
         try:
-            path, size = self._write(ended, many)
+            path, size = self._write(ended, len(found))
         except (NoTrace, OSError) as error:
             why = str(error) if isinstance(error, NoTrace) else in_words(error)
             warn_first(f"a profiler window has no trace file: {why}")
