@@ -22,6 +22,8 @@ from ddtrace_pytorch.spans import SpanRecord
 from ddtrace_pytorch.unix_http import UnixConnection
 
 ANSWER_SECONDS = 0.2
+# Bytes; the Agent's own has some thousand.
+_LONGEST_ANSWER = 1 << 20
 
 
 def url() -> str | None:
@@ -31,7 +33,8 @@ def url() -> str | None:
 
 
 def answers(timeout: float = ANSWER_SECONDS) -> bool:
-    """Whether something speaking HTTP answers at :func:`url` within `timeout` seconds per socket operation.
+    """Whether something speaking HTTP answers at :func:`url`, to the end of its answer, within `timeout` seconds per
+    socket operation.
 
     Without an Agent in between, ddtrace's writer is taken at its word.
     """
@@ -41,7 +44,9 @@ def answers(timeout: float = ANSWER_SECONDS) -> bool:
     try:
         with contextlib.closing(_connection(address, timeout)) as connection:
             connection.request("GET", "/info")
-            return connection.getresponse().status < 500
+            answer = connection.getresponse()
+            answer.read(_LONGEST_ANSWER)
+            return answer.status < 500
     except (OSError, http.client.HTTPException, ValueError):
         # ValueError: nobody can be asked at such an address (port 99999, a host name with an empty label).
         return False

@@ -58,6 +58,8 @@ class Exporter:
         self._records = RunLogQueue()
         self._spans: deque[SpanRecord] = deque()
         self._spans_lost = 0
+        # Handed over since an Agent last answered; and those that were when the next time none did.
+        self._spans_unsure = self._spans_in_doubt = 0
         self._agent_answers: bool | None = None
         self._asked_at = 0.0
         self._log: RunLogWriter | None = None
@@ -84,7 +86,7 @@ class Exporter:
         """After :meth:`close`: take more of the same session. Where the thread has not ended yet, this does nothing."""
         if not self._thread.is_alive():
             self._closing = self._ended = False
-            self._spans_lost = 0
+            self._spans_lost = self._spans_in_doubt = 0
             self._thread = self._new_thread()
             self.start()
 
@@ -166,6 +168,7 @@ class Exporter:
         self._ask(FRESH_SECONDS if thoroughly else ASK_AGAIN_SECONDS)
         while self._agent_answers and self._spans:
             _send(self._spans.popleft())
+            self._spans_unsure += 1
         while len(self._spans) > SPANS_HELD:
             self._spans.popleft()
             self._spans_lost += 1
@@ -183,6 +186,8 @@ class Exporter:
         elif lost:
             why = "the session was ending" if self._agent_answers else f"no Agent answers at {agent.url()}"
             warn_once(f"{lost:,} {'span was' if lost == 1 else 'spans were'} not sent: {why}")
+        if self._spans_in_doubt:
+            warn_once(f"of spans for the Agent, {self._spans_in_doubt:,} may be lost: they were sent before it failed")
 
     def _ask(self, older_than: float) -> None:
         if not self._settings.to_agent:
@@ -190,6 +195,9 @@ class Exporter:
         if self._agent_answers is None or time.monotonic() - self._asked_at >= older_than:
             self._agent_answers = agent.answers()
             self._asked_at = time.monotonic()
+            if not self._agent_answers:
+                self._spans_in_doubt += self._spans_unsure
+            self._spans_unsure = 0
 
     def _write_log(self) -> None:
         if self._log is None and self._log_wanted():
