@@ -12,6 +12,7 @@ from types import FrameType
 from typing import ParamSpec, TypeVar
 
 from ddtrace_pytorch.identity.place import local_rank_hint
+from ddtrace_pytorch.visible import visible
 
 log = logging.getLogger("ddtrace_pytorch")
 
@@ -19,6 +20,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _PACKAGE = __name__.partition(".")[0]
+# Characters of a warning that are said: it may quote anything.
+_LONGEST = 4_000
 _VARARGS = 0x04  # as `inspect` has it, which takes long to import
 
 _said: set[str] = set()
@@ -32,10 +35,12 @@ def speak_for(rank: int) -> None:
 
 
 def warn(message: str, *, exc_info: bool = False) -> None:
-    """Log `message` as a warning."""
+    """Log `message` as a warning, in a line of its own whatever it quotes."""
+    if len(message) > _LONGEST:
+        message = message[:_LONGEST] + "…"
     # Most training scripts set up no logging, and then neither the level nor the logger's name is shown.
     level = "" if log.hasHandlers() else "WARNING "
-    log.warning("%s%s: %s", level, _speaker, message, exc_info=exc_info)
+    log.warning("%s%s: %s", level, _speaker, visible(message), exc_info=exc_info)
 
 
 def warn_once(message: str, *, exc_info: bool = False) -> None:

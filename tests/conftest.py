@@ -51,7 +51,7 @@ ONCE = (
     "dist/test_parenthood.py", "dist/test_rank_span.py", "dist/test_records.py", "dist/test_report_of_a_job.py",
     "dist/test_rotation.py", "dist/test_timeline.py", "dist/test_torchtitan.py", "dist/test_two_hosts.py",
     "faults/test_agents.py", "faults/test_broken_descriptors.py", "faults/test_broken_signals.py",
-    "faults/test_chaos_agent.py",
+    "faults/test_chaos_agent.py", "faults/test_untrusted.py",
     "faults/test_broken_threads.py", "faults/test_diagnose.py", "faults/test_endings.py", "faults/test_forks.py",
     "faults/test_last_words.py", "faults/test_records.py", "faults/test_roll_call.py", "faults/test_sigterm.py",
 )  # fmt: skip

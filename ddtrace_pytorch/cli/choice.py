@@ -9,9 +9,9 @@ import click
 
 from ddtrace_pytorch import settings
 from ddtrace_pytorch.cli import starts
-from ddtrace_pytorch.cli.terminal import visible
 from ddtrace_pytorch.runlog.fields import integer
 from ddtrace_pytorch.runlog.reader import RankLog, Scan, scan
+from ddtrace_pytorch.visible import visible
 
 job_option = click.option(
     "--job", metavar="ID", help="The job to report, by its id or the beginning of it; otherwise the newest."

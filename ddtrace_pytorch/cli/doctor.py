@@ -27,10 +27,11 @@ from rich.text import Text
 from ddtrace_pytorch import __version__, settings
 from ddtrace_pytorch.cli import probes
 from ddtrace_pytorch.cli.command_line import CommandLine, look_at
-from ddtrace_pytorch.cli.terminal import standard_output, visible
+from ddtrace_pytorch.cli.terminal import standard_output
 from ddtrace_pytorch.identity import job as jobs
 from ddtrace_pytorch.patch import SUPPORTED_TORCH
 from ddtrace_pytorch.plain_numbers import BUILD_ANEW, Part, part
+from ddtrace_pytorch.visible import visible
 
 TIMEOUT_SECONDS = 60.0
 

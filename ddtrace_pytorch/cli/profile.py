@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import click
 
 from ddtrace_pytorch.cli.choice import NotReadable, NotThere, jobs_in, run_logs
-from ddtrace_pytorch.cli.terminal import visible
 from ddtrace_pytorch.kernels import requests
 from ddtrace_pytorch.kernels.requests import MOST_STEPS, Request
 from ddtrace_pytorch.kernels.schedule import Plan
@@ -21,6 +20,7 @@ from ddtrace_pytorch.runlog.reader import RankLog
 from ddtrace_pytorch.runlog.schema import REQUEST, decode
 from ddtrace_pytorch.settings import BadValue, RankChoice, rank_choice
 from ddtrace_pytorch.stalls.telling import in_words
+from ddtrace_pytorch.visible import visible
 
 # How much of the end of a log is read.
 TAIL = 256 * 1024

@@ -13,10 +13,11 @@ from ddtrace_pytorch import settings
 from ddtrace_pytorch.aftermath import Teller
 from ddtrace_pytorch.cli.choice import NotThere, matching, run_logs, shorten
 from ddtrace_pytorch.cli.tables import line, notes, row, table
-from ddtrace_pytorch.cli.terminal import standard_output, visible
+from ddtrace_pytorch.cli.terminal import standard_output
 from ddtrace_pytorch.runlog.reader import Scan
 from ddtrace_pytorch.stalls import places
 from ddtrace_pytorch.stalls.recovery import Fate, Found, left, recover
+from ddtrace_pytorch.visible import visible
 
 SAID = {
     Fate.ALIVE: "lives",

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ddtrace_pytorch.cli.terminal import visible
+from ddtrace_pytorch.visible import visible
 
 NOTES = 20
 

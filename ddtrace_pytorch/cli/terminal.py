@@ -21,8 +21,3 @@ def console_on(stream: TextIO) -> Console:
     """A console that takes everything literally."""
     width = None if stream.isatty() or os.environ.get("COLUMNS") else PIPED
     return Console(file=stream, markup=False, highlight=False, emoji=False, width=width)
-
-
-def visible(text: str) -> str:
-    """`text` with everything that a terminal would act on, or hide, as its escape."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

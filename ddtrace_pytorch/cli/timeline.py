@@ -20,7 +20,7 @@ from ddtrace_pytorch.cli.output import STDOUT, written
 from ddtrace_pytorch.cli.progress import progress_bar
 from ddtrace_pytorch.cli.summary import compact
 from ddtrace_pytorch.cli.tables import line, notes, size, span
-from ddtrace_pytorch.cli.terminal import console_on, visible
+from ddtrace_pytorch.cli.terminal import console_on
 from ddtrace_pytorch.runlog.reader import RankLog, size_of
 from ddtrace_pytorch.settings import BadValue, rank_choice
 from ddtrace_pytorch.timeline import pftrace
@@ -31,6 +31,7 @@ from ddtrace_pytorch.timeline.crew import workers_for
 from ddtrace_pytorch.timeline.drawing import LIMIT, Asked, NoSuchSteps, Told, draw
 from ddtrace_pytorch.timeline.selection import COARSE, FINE, Backwards, Steps
 from ddtrace_pytorch.timeline.sink import Format
+from ddtrace_pytorch.visible import visible
 
 JOB_ROWS = 10
 HOST_ROWS = 20

@@ -119,4 +119,3 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
             target.sendall(data)
     with contextlib.suppress(OSError):
         target.shutdown(socket.SHUT_WR)
-

@@ -19,8 +19,8 @@ from ddtrace_pytorch.cli.page.html import data, own, tag
 from ddtrace_pytorch.cli.page.plots import plots
 from ddtrace_pytorch.cli.page.series import MOST_NAMES, AllSeries, Numbers
 from ddtrace_pytorch.cli.page.traffic import RankTraffic
-from ddtrace_pytorch.cli.terminal import visible
 from ddtrace_pytorch.stalls.history import History
+from ddtrace_pytorch.visible import visible
 
 MS = 1_000_000
 T0 = 1_790_000_000 * 10**9

@@ -15,9 +15,9 @@ from click.testing import CliRunner
 
 from ddtrace_pytorch.cli.main import cli
 from ddtrace_pytorch.cli.summary import compact
-from ddtrace_pytorch.cli.terminal import visible
 from ddtrace_pytorch.identity.device import Device
 from ddtrace_pytorch.runlog.writer import RunLogFile, RunLogQueue, RunLogWriter, log_directory
+from ddtrace_pytorch.visible import visible
 
 ROOT = Path(__file__).parents[2]
 SECOND = 1_000_000_000

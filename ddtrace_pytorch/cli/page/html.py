@@ -9,7 +9,7 @@ import html
 import json
 from typing import Any
 
-from ddtrace_pytorch.cli.terminal import visible
+from ddtrace_pytorch.visible import visible
 
 
 class Html(str):
