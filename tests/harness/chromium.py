@@ -93,9 +93,9 @@ class Browser:
         assert "exceptionDetails" not in told, told["exceptionDetails"]
         return told["result"].get("value")
 
-    def screenshot(self, to: Path) -> None:
-        """All of the page, however long."""
-        shot = self.ask("Page.captureScreenshot", captureBeyondViewport=True)
+    def screenshot(self, to: Path, whole: bool = True) -> None:
+        """All of the page, however long, or what fits in the window."""
+        shot = self.ask("Page.captureScreenshot", captureBeyondViewport=whole)
         to.write_bytes(base64.b64decode(shot["data"]))
 
     def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
