@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "spans.md"
 
@@ -64,7 +63,7 @@ def _pattern(name: str) -> str:
     return "".join(".+" if part.startswith("<") else re.escape(part) for part in re.split(r"(<\w+>)", name))
 
 
-def undocumented(names: Names, tags: Mapping[str, Any], metrics: Mapping[str, Any]) -> list[str]:
+def undocumented(names: Names, tags: Iterable[str], metrics: Iterable[str]) -> list[str]:
     """What of these isn't in `names`, or isn't there as what it is."""
     wrong = []
     for kind, found in ((TAG, tags), (METRIC, metrics)):
