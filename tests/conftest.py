@@ -46,6 +46,7 @@ ONCE = (
     "unit/test_runlog.py", "unit/test_settings.py", "unit/test_spans_docs.py", "unit/test_standstill.py",
     "unit/test_state_file.py",
     "unit/test_stragglers.py", "unit/test_timeline.py", "unit/test_timeline_clocks.py", "unit/test_timeline_lanes.py",
+    "unit/test_troubleshooting.py",
     "unit/test_verdict.py", "unit/test_verdict_faults.py", "unit/test_verdict_properties.py", "unit/test_windows.py",
     "dist/test_cross_node.py", "dist/test_default_run.py", "dist/test_doors.py", "dist/test_identity_agreement.py",
     "dist/test_lifecycle.py", "dist/test_loaders.py", "dist/test_log_handlers.py", "dist/test_markers.py",
