@@ -183,6 +183,17 @@ def rank_choice(raw: str) -> RankChoice:
         raise BadValue("all, numbers and ranges such as 0,8-15, or every n-th such as %8") from None
 
 
+# What the readers that take any text make of it.
+_TAKES_ANYTHING: dict[Callable[[str], Any], str] = {
+    _text: "any text",
+    _optional_text: "any text",
+    _optional_path: "a path; ~ is the home directory",
+    _paths: "paths of factories, with commas",
+    _as_ddtrace: "true or 1; anything else is false",
+    _as_monitor_collectives: "true, 1, t, y or yes; anything else is false",
+}
+
+
 @dataclass(frozen=True)
 class Setting:
     """One row: the variable, the field of :class:`Settings` it fills, how it is read, and what it means.
@@ -195,6 +206,15 @@ class Setting:
     parse: Callable[[str], Any]
     default: str
     meaning: str
+
+    @property
+    def accepted(self) -> str:
+        """What it takes, in words: those of the complaint about what it doesn't take, if there is any such thing."""
+        try:
+            self.parse("\0")
+        except BadValue as accepted:
+            return str(accepted)
+        return _TAKES_ANYTHING[self.parse]
 
 
 TABLE: tuple[Setting, ...] = (
@@ -253,7 +273,7 @@ TABLE: tuple[Setting, ...] = (
         "summary_seconds",
         _number(0.1, 86400.0),
         "60",
-        "How often totals of collectives are told, in seconds.",
+        "How often totals are told (of collectives, steps, records of your own), in seconds.",
     ),
     Setting(
         "DD_PYTORCH_SLOW_MS",
@@ -261,6 +281,14 @@ TABLE: tuple[Setting, ...] = (
         _number(0.0, 86_400_000.0),
         "1000",
         "A collective slower than this, and than eight times its operation's p99, is told of by itself; in ms.",
+    ),
+    Setting(
+        "DD_PYTORCH_INSTRUMENT",
+        "instrument",
+        _one_of("auto", "in_place", "python", "wrapt", "hooks"),
+        "auto",
+        "How collectives are seen: `in_place`, `python` (that without its part in C), `wrapt`, `hooks` (from torch "
+        "2.14 on), or `auto`, the best there is.",
     ),
     Setting(
         "DD_PYTORCH_STEP_SAMPLE",
@@ -275,14 +303,6 @@ TABLE: tuple[Setting, ...] = (
         _as_ddtrace,
         "false",
         "`true`: Datadog's native GPU tracer, if it is there, is told where each step begins and ends.",
-    ),
-    Setting(
-        "DD_PYTORCH_INSTRUMENT",
-        "instrument",
-        _one_of("auto", "in_place", "python", "wrapt", "hooks"),
-        "auto",
-        "How collectives are seen: `in_place`, `python` (that without its part in C), `wrapt`, `hooks` (from torch "
-        "2.14 on), or `auto`, the best there is.",
     ),
     Setting(
         "DD_PYTORCH_STALL_SECONDS",
@@ -457,9 +477,9 @@ class Settings:
     collectives: str
     summary_seconds: float
     slow_ms: float
+    instrument: str
     step_sample: int
     step_profiling: bool
-    instrument: str
     stall_seconds: float
     nvtx: str | None
     print_calls: str | None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,3 +48,15 @@ def test_every_setting_and_every_command_is_in_the_readme() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     missing = [f"ddtrace-pytorch {command}" for command in COMMANDS if f"ddtrace-pytorch {command}" not in text]
     assert missing + [one.variable for one in settings.TABLE if f"`{one.variable}`" not in text] == []
+
+
+def test_the_readme_says_of_settings_what_the_table_does() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([A-Z_]+)` \| (.*?) \| (.*) \|$", text, re.MULTILINE)
+    assert rows == [(one.variable, f"`{one.default}`" if one.default else "–", one.meaning) for one in settings.TABLE]
+
+
+def test_the_reference_of_settings_is_what_the_script_makes_of_the_table() -> None:
+    script = [sys.executable, str(ROOT / "scripts" / "settings-reference"), "--check"]
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), f"run scripts/settings-reference\n{done.stdout}"
