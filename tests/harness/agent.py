@@ -84,8 +84,8 @@ class Agent:
             return False
         return True
 
-    def _get(self, path: str) -> bytes:
-        with urllib.request.urlopen(self.url + path, timeout=10) as response:
+    def _get(self, path: str, patience: float = 10.0) -> bytes:
+        with urllib.request.urlopen(self.url + path, timeout=patience) as response:
             body: bytes = response.read()
         return body
 
@@ -103,7 +103,8 @@ class Agent:
 
     def received(self, name: str | None = None) -> list[Span]:
         """Every version of every span received, in no order."""
-        traces = json.loads(self._get("/test/session/traces"))
+        # Of half an hour that takes it a while.
+        traces = json.loads(self._get("/test/session/traces", patience=300.0))
         spans = [span for trace in traces for span in trace]
         return [span for span in spans if name is None or span["name"] == name]
 
