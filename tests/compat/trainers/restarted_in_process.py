@@ -1,6 +1,12 @@
-"""A DDP training in NVIDIA's in-process restart: one rank raises half-way, all begin anew in the same processes."""
+"""A training in NVIDIA's in-process restart: one rank raises half-way, all begin anew in the same processes.
+
+Gradients are summed by hand, and nobody is in a collective as it breaks: only NCCL's can be aborted, so on gloo a
+rank in one would wait for its time-out; and one that has raised out of DistributedDataParallel hangs later, as the next
+life gives its process group up.
+"""
 
 import os
+import time
 from datetime import timedelta
 
 import nvidia_resiliency_ext.inprocess as inprocess
@@ -12,7 +18,7 @@ BREAKS_AT, STEPS = 6, 12
 
 
 @inprocess.Wrapper(
-    store_kwargs={"port": int(os.environ["INPROCESS_PORT"]), "timeout": timedelta(seconds=60)},
+    store_kwargs={"port": int(os.environ["STORE_PORT"]), "timeout": timedelta(seconds=60)},
     monitor_thread_interval=timedelta(milliseconds=100),
     monitor_process_interval=timedelta(milliseconds=100),
     last_call_wait=timedelta(0),
@@ -25,19 +31,21 @@ def train(life: inprocess.CallWrapper = None):
     )  # fmt: skip
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
-    model = torch.nn.parallel.DistributedDataParallel(net)
     optimizer = torch.optim.AdamW(net.parameters(), 0.01)
     for step in range(1, STEPS + 1):
-        if (life.iteration, step, dist.get_rank()) == (0, BREAKS_AT, 1):
-            raise RuntimeError("this life breaks here")
-        torch.manual_seed(step)
-        loss = model(torch.randn(8, 4)).square().mean()
-        say(loss)
+        if (life.iteration, step) == (0, BREAKS_AT):
+            if dist.get_rank() == 1:
+                raise RuntimeError("this life breaks here")
+            while True:  # until the restart raises in here
+                time.sleep(0.01)
+        torch.manual_seed(step * 2 + dist.get_rank())
+        loss = net(torch.randn(8, 4)).square().mean()
+        say(loss.detach())
         loss.backward()
+        for parameter in net.parameters():
+            dist.all_reduce(parameter.grad)
         optimizer.step()
         optimizer.zero_grad()
-        total = loss.detach().clone()
-        dist.all_reduce(total)
     dist.destroy_process_group()
 
 
