@@ -77,8 +77,10 @@ def test_tensor_parallel(jobs: Jobs) -> None:
         assert span["metrics"]["pytorch.mesh.tp"] == span["metrics"]["rank"]
         assert span["metrics"]["pytorch.mesh.tp.size"] == 2
     assert steps(log) == [*range(1, 21)]
-    # What DTensor launches in a layer passes by no function of torch.distributed: once forward and once backward.
-    assert counted(log)["unseen"] == 2 * 20 * 2 * 2
+    # Of two blocks, once forward and once backward. DTensor passes by no function of torch.distributed: before torch 2.14
+    # it is told that there were so many.
+    counts = counted(log)
+    assert counts["all_reduce"] + counts["unseen"] == 2 * 20 * 2 * 2
 
 
 def test_user_records(jobs: Jobs) -> None:
