@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from harness.job import DDTRACE_RUN, Jobs, environment, torchrun
+from harness.job import BIN, DDTRACE_RUN, Jobs, environment, torchrun
 from harness.log import Record, of_type, rank_spans, records
 
 pytestmark = pytest.mark.dist
@@ -105,3 +105,7 @@ def test_user_records(jobs: Jobs) -> None:
         ("user_span", "rollout", None),
     ]
     assert len(mine) == len(trainers) + len(rollout)
+    # Of the two, the training is what the report is about.
+    shown = jobs.run([str(BIN / "ddtrace-pytorch"), "report", str(log)], environment(None)).ok().stdout
+    assert "Ranks        0-1 of 2\n" in shown
+    assert re.search(r"^evaluate +6 ", shown, re.MULTILINE)
