@@ -16,11 +16,9 @@ from torch import nn
 from ddtrace_pytorch import event, scalar, set_step, span, step_tag
 
 # A process that is no trainer: it has no process group, and need not have torch.
-ROLLOUT = """
-from ddtrace_pytorch import scalar, span
+ROLLOUT = """from ddtrace_pytorch import scalar, span
 with span("rollout", prompts=16):
-    scalar({"reward": 0.5})
-"""
+    scalar({"reward": 0.5})"""
 
 
 @span("evaluate")
