@@ -61,8 +61,8 @@ ONCE = (
 NEWEST = (
     "compat/test_compiled.py", "compat/test_identity.py", "compat/test_parallel.py",
     "compat/test_records_compiled.py", "compat/test_sharded.py", "compat/test_values.py", "dist/test_checkpoints.py",
-    "dist/test_frameworks.py", "dist/test_giving_back.py", "dist/test_passing_for_functions.py",
-    "dist/test_training_alone.py", "dist/test_whereabouts.py",
+    "dist/test_examples.py", "dist/test_frameworks.py", "dist/test_giving_back.py",
+    "dist/test_passing_for_functions.py", "dist/test_training_alone.py", "dist/test_whereabouts.py",
 )  # fmt: skip
 
 

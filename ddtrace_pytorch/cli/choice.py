@@ -121,9 +121,10 @@ def jobs_in(found: Scan) -> Jobs:
     return Jobs(found.directory, sorted(begun, key=lambda id: begun[id], reverse=True), logs)
 
 
-def meant_attempts(asked: str, incarnations: Sequence[str], job: str) -> list[int]:
-    """Which of the `incarnations` of `job`, in order of time, are `asked` for: ``last``, ``all``, a number from 1 on or
-    the beginning of one. Gives where they are in it.
+def meant_attempts(asked: str, incarnations: Sequence[str], job: str, beside: int = 0) -> list[int]:
+    """Which of the `incarnations` of `job`, in order, are `asked` for: ``last``, ``all``, a number from 1 on or the
+    beginning of one. Gives where they are in it. The final ones, `beside` many, are no attempts of the training: the
+    last is none of them, if there are others.
 
     Raises:
         NotThere: there is none, or several.
@@ -131,7 +132,7 @@ def meant_attempts(asked: str, incarnations: Sequence[str], job: str) -> list[in
     if asked == "all":
         return list(range(len(incarnations)))
     if asked == "last":
-        return [len(incarnations) - 1]
+        return [(len(incarnations) - beside or beside) - 1]
     # A plain number is never the beginning of an incarnation, which begins with its year.
     names = [] if asked.isdecimal() else matching(asked, incarnations)
     found = [at for at, name in enumerate(incarnations) if str(at + 1) == asked or name in names]

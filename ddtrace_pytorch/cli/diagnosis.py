@@ -158,11 +158,12 @@ def diagnose(found: Scan, job: str | None, attempt: str, left_behind: LeftBehind
     by_incarnation: dict[str, list[RankLog]] = {}
     for log in here.logs_of(chosen):
         by_incarnation.setdefault(log.incarnation, []).append(log)
-    in_time = sorted(by_incarnation, key=lambda name: (min(map(_began, by_incarnation[name])), name))
+    beside = {name for name, logs in by_incarnation.items() if not any(log.trains for log in logs)}
+    in_time = sorted(by_incarnation, key=lambda name: (name in beside, min(map(_began, by_incarnation[name])), name))
     notes = list(found.notes)
     dumps = dumps_in(found, notes)
     attempts = []
-    for at in meant_attempts(attempt, in_time, chosen):
+    for at in meant_attempts(attempt, in_time, chosen, len(beside)):
         logs = by_incarnation[in_time[at]]
         histories = _read(logs), left_behind(chosen, in_time[at])
         attempts.append(of_attempt(at + 1, in_time[at], logs, *histories, dumps, notes))

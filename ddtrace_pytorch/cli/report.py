@@ -30,6 +30,7 @@ from ddtrace_pytorch.cli.terminal import standard_output
 from ddtrace_pytorch.cli.window_tables import render_windows
 from ddtrace_pytorch.collectives.dump_files import is_dump
 from ddtrace_pytorch.identity.introduction import GENERATED
+from ddtrace_pytorch.runlog.reader import TRAINER
 
 JOB_ROWS = 10
 RANK_ROWS = 32
@@ -75,8 +76,11 @@ def _attempts_table(report: Report) -> Table:
     )
     for one in report.starts:
         started = (one.started or "?")[:19].replace("T", " ")
-        ranks = f"{one.ranks_seen:,}" + ("" if one.ranks_seen == one.world_size else f"/{known(one.world_size)}")
+        trains = one.source == TRAINER
+        whole = one.ranks_seen == one.world_size or not trains
+        ranks = f"{one.ranks_seen:,}" + ("" if whole else f"/{known(one.world_size)}")
         ends = ", ".join(f"{many:,} {end}" for end, many in one.ends.items())
+        ends = ends if trains else f"{one.source}: {ends}"
         row(drawn, str(one.number), started, duration(one.duration_s), ranks, ends)
     return drawn
 
@@ -85,6 +89,7 @@ def _render_attempt(attempt: Attempt, console: Console) -> None:
     said = "" if attempt.attempt is None else f", numbered {attempt.attempt} by the launcher"
     line(console, f"Attempt {attempt.number}{said}", style="bold")
     facts = {
+        "Source": "" if attempt.source == TRAINER else attempt.source,
         "Incarnation": attempt.incarnation,
         "Started": attempt.started or "?",
         "Duration": duration(attempt.duration_s),

@@ -26,7 +26,7 @@ from ddtrace_pytorch.cli.steps import Steps
 from ddtrace_pytorch.cli.stragglers import Stragglers
 from ddtrace_pytorch.cli.windows import Windows
 from ddtrace_pytorch.runlog.fields import integer, mapping, text
-from ddtrace_pytorch.runlog.reader import RankLog, Scan, read
+from ddtrace_pytorch.runlog.reader import TRAINER, RankLog, Scan, read
 from ddtrace_pytorch.settings import BadValue, RankChoice, rank_choice
 
 TYPES = ("identity", "span", "beat", "drop")
@@ -71,7 +71,8 @@ class Gpu:
 class Start:
     """One start of the job: `number` counts from 1 in order of time, `attempt` is what the launcher said.
 
-    `ends` counts ranks by how they ended, the most frequent first.
+    `ends` counts ranks by how they ended, the most frequent first. `source` is what it was for: what isn't the
+    ``trainer`` ran beside the training, and is numbered behind all of its attempts.
     """
 
     number: int
@@ -83,6 +84,7 @@ class Start:
     world_size: int | None
     ranks_seen: int
     ends: dict[str, int]
+    source: str
 
 
 @dataclass
@@ -215,7 +217,9 @@ def summarise(
     chosen = here.meant(job)
     in_job = here.logs_of(chosen)
     attempts = _attempts(in_job, progress)
-    asked = [attempts[at] for at in meant_attempts(attempt, [one.incarnation for one in attempts], chosen)]
+    incarnations = [one.incarnation for one in attempts]
+    beside = sum(one.source != TRAINER for one in attempts)
+    asked = [attempts[at] for at in meant_attempts(attempt, incarnations, chosen, beside)]
 
     for one in asked:
         logs = [log for log in in_job if log.incarnation == one.incarnation]
@@ -250,7 +254,7 @@ def _job(logs: list[RankLog]) -> Job:
         source=text(told, "source"),
         launcher=text(told, "launcher"),
         started=_iso(min((ts for log in logs if (ts := integer(log.identity, "ts"))), default=None)),
-        attempts=len({log.incarnation for log in logs}),
+        attempts=len({log.incarnation for log in logs if log.trains}),
     )
 
 
@@ -267,8 +271,11 @@ def _attempts(logs: list[RankLog], progress: Progress) -> list[Attempt]:
         log.notes = facts.log.notes
         progress("looking", done, len(logs))
         by_incarnation.setdefault(log.incarnation, []).append(facts)
-    in_time = sorted(by_incarnation.values(), key=lambda ranks: _least(facts.started for facts in ranks) or 0)
-    return [_attempt(number, ranks) for number, ranks in enumerate(in_time, 1)]
+
+    def place(ranks: list[_RankFacts]) -> tuple[bool, int]:
+        return not any(facts.log.trains for facts in ranks), _least(facts.started for facts in ranks) or 0
+
+    return [_attempt(number, ranks) for number, ranks in enumerate(sorted(by_incarnation.values(), key=place), 1)]
 
 
 def _start(attempt: Attempt) -> Start:
@@ -279,13 +286,14 @@ def _attempt(number: int, facts: list[_RankFacts]) -> Attempt:
     ranks = [one.rank() for one in facts]
     sizes = [size for one in facts if (size := integer(one.identity, "world_size")) is not None]
     world_size = max(sizes, default=None)
+    source = next((one.log.source for one in facts if one.log.trains), facts[0].log.source)
     numbers = {rank.rank for rank in ranks}
     choices = {_choice(one.identity) for one in facts}
 
     def absent(chosen: bool) -> Iterable[int]:
-        return (
-            rank for rank in _absent(numbers, world_size or 0) if any(rank in choice for choice in choices) is chosen
-        )
+        # Of what is no trainer nobody knows how many there should be.
+        missing = _absent(numbers, world_size or 0) if source == TRAINER else ()
+        return (rank for rank in missing if any(rank in choice for choice in choices) is chosen)
 
     dropped: Counter[str] = Counter()
     versions: dict[str, str] = {}
@@ -304,6 +312,7 @@ def _attempt(number: int, facts: list[_RankFacts]) -> Attempt:
         world_size=world_size,
         ranks_seen=len(numbers),
         ends=dict(Counter(rank.end_reason or "no end recorded" for rank in ranks).most_common()),
+        source=source,
         ranks_found=compact(numbers),
         ranks_missing=compact(absent(chosen=True)),
         ranks_not_logged=compact(absent(chosen=False)),

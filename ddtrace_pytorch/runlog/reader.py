@@ -32,6 +32,9 @@ _OF_TYPE = _BEGINNING + b'%s"'
 _DAMAGED = b"\0"
 
 
+TRAINER = "trainer"
+
+
 @dataclass
 class RankLog:
     """One process' log: `segments` are its files, oldest first.
@@ -49,6 +52,15 @@ class RankLog:
     segments: tuple[str, ...]
     notes: list[str] = field(default_factory=list)
     damaged: bool = False  # nothing in it could be read
+
+    @property
+    def source(self) -> str:
+        """What the process was for."""
+        return text(self.identity, "source") or TRAINER
+
+    @property
+    def trains(self) -> bool:
+        return self.source == TRAINER
 
 
 @dataclass

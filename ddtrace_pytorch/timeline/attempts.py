@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from ddtrace_pytorch.runlog.fields import integer
 from ddtrace_pytorch.runlog.reader import RankLog, read
-from ddtrace_pytorch.timeline.survey import TRAINER, source_of
 
 # What says that a process was there, about as long as it was.
 SIGNS = ("identity", "beat", "span")
@@ -28,7 +27,7 @@ class Attempt:
 
 def attempts_of(logs: Sequence[RankLog]) -> list[Attempt]:
     """The attempts of one job, in order of time."""
-    trainers = [log for log in logs if source_of(log) == TRAINER] or logs
+    trainers = [log for log in logs if log.trains] or logs
     ranks: dict[str, list[RankLog]] = {}
     for log in trainers:
         ranks.setdefault(log.incarnation, []).append(log)

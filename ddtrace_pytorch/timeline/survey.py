@@ -16,8 +16,6 @@ from ddtrace_pytorch.timeline.marks import span_times
 from ddtrace_pytorch.timeline.quick import number_of
 from ddtrace_pytorch.timeline.selection import COARSE, FINE, Steps, StepTimes, call_of
 
-TRAINER = "trainer"
-
 # How much larger a record is in the picture; what isn't named here becomes one event.
 GROWTH = {b"step": 2.2, b"scalar": 1.6, b"call": 2.0, b"beat": 1.3}
 EVENT = 60
@@ -50,7 +48,7 @@ class Surveyed:
 
     @property
     def source(self) -> str:
-        return source_of(self.log)
+        return self.log.source
 
     @property
     def began(self) -> int:
@@ -58,7 +56,7 @@ class Surveyed:
 
     def title(self, attempt: int | None, digits: int) -> str:
         """Who this is: rank, of at least so many `digits`, host, GPU and place in the meshes."""
-        who = "rank" if self.source == TRAINER else self.source
+        who = "rank" if self.log.trains else self.source
         gpu, tags = gpu_of(self.identity), mapping(self.identity, "tags")
         places = [
             f"{name.removeprefix(MESH)}={value}"
@@ -76,10 +74,6 @@ class Surveyed:
 
 
 MESH = "pytorch.mesh."
-
-
-def source_of(log: RankLog) -> str:
-    return text(log.identity, "source") or TRAINER
 
 
 def gpu_of(identity: dict[str, Any]) -> str:

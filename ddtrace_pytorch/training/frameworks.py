@@ -20,7 +20,7 @@ from ddtrace_pytorch.spans import Fact
 # The weakest first. DeepSpeed wraps in DDP, FSDP can sit beside it; Megatron-LM's own classes are neither.
 FRAMEWORKS = ("none", "tp", "pp", "zero", "megatron", "ddp", "fsdp", "deepspeed")
 KINDS = ("ddp", "fsdp", "zero", "tp", "cp", "ep", "pp")
-TRAINERS = ("torchtitan", "megatron", "transformers", "lightning", "fabric", "accelerate")
+TRAINERS = ("torchtitan", "megatron", "transformers", "lightning", "fabric", "accelerate", "torchft")
 
 
 @dataclass(frozen=True)

@@ -193,4 +193,5 @@ SIGNS: tuple[Sign, ...] = (
         for name in ("fit", "_run")
     ),
     *(Sign(module, "Fabric.__init__", _trainer("fabric")) for module in _FABRIC),
+    Sign("torchft.manager", "Manager.__init__", _trainer("torchft")),
 )

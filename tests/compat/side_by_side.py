@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from harness.job import Jobs, Result, environment, torchrun
-from harness.log import Record, of_type
+from harness.log import Record, of_type, rank_spans
 
 SCENARIOS = Path(__file__).parent / "scenarios"
 
@@ -27,6 +27,10 @@ class Side:
     ranks: list[dict[str, Any]]
     result: Result
     log: Path
+
+    def lives(self, rank: int) -> list[Record]:
+        """Its spans, one for each life of the process group."""
+        return [span for span in rank_spans(self.log) if span["metrics"]["rank"] == rank]
 
     def summaries(self, rank: int = 0, **tags: str) -> list[Record]:
         """Totals of collectives in the run log, by the tags that are given without their ``collective.``."""

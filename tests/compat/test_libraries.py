@@ -35,6 +35,7 @@ PLACES = [
     {"lightning.fabric.fabric"},
     {"pytorch_lightning.trainer.trainer"},
     {"lightning_fabric.fabric"},
+    {"torchft.manager"},
 ]
 
 

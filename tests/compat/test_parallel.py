@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from compat.side_by_side import Sides, scenes_of, side_by_side
@@ -21,6 +23,37 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
 @pytest.mark.parametrize("scene", scenes_of(SCRIPT))
 def test_same(sides: Sides, scene: str) -> None:
     sides.compare(scene)
+
+
+# What a rank says of the life that a scene has: framework, `pytorch.parallelism` and steps.
+SAID = {
+    "ddp_with_a_comm_hook": ("ddp", "ddp", 8),
+    "fsdp1": ("fsdp", "fsdp", 2),
+    "fsdp2": ("fsdp", "fsdp", 2),
+    "tensor_parallel": ("tp", "tp", 2),
+    "pipelining": ("pp", "pp", 2),
+    "zero": ("ddp", "ddp+zero", 2),
+    "distributed_checkpoint": ("fsdp", "fsdp", 2),
+}
+
+
+@pytest.mark.parametrize("scene", SAID)
+def test_it_is_told_with_its_steps_and_no_collective_is_left_out(sides: Sides, scene: str) -> None:
+    number = scenes_of(SCRIPT).index(scene)
+    for rank in (0, 1):
+        span = sides.ours.lives(rank)[number]
+        tags, life = span["tags"], Path(span["_file"]).parent
+        assert (tags["framework"], tags["pytorch.parallelism"], span["metrics"]["pytorch.steps"]) == SAID[scene]
+        assert (tags["pytorch.end_reason"], span["error"]) == ("destroyed", 0)
+        totals = [one for one in sides.ours.summaries(rank) if Path(one["_file"]).parent == life]
+        missed: dict[str, float] = {}
+        told: Counter[str] = Counter()
+        for one in totals:
+            group, metrics = one["tags"]["collective.group"], one["metrics"]
+            missed[group] = metrics["collective.group_launched"] - metrics["collective.group_seen"]
+            told[group] += metrics["collective.count"] if one["resource"] == "unseen" else 0
+        assert totals
+        assert missed == told
 
 
 @pytest.mark.parametrize("operation", ["all_gather_into_tensor", "reduce_scatter_tensor"])

@@ -49,14 +49,9 @@ TRAININGS = {
 def test_it_is_told_and_the_same_without_us(jobs: Jobs, tmp_path: Path, package: str) -> None:
     needs(package)
     training, log = TRAININGS[package], tmp_path / "log"
-    switched_on = {
-        "DD_PATCH_MODULES": "pytorch:true",
-        "DD_PYTORCH_EXPORT": "local",
-        "DD_PYTORCH_LOG_DIR": str(log),
-    }
     # One after the other: what DeepSpeed compiles for the first is there for the second.
     plain = start(jobs, training.script, tmp_path / "plain").wait(200)
-    ours = start(jobs, training.script, tmp_path / "ours", **switched_on).wait(200)
+    ours = start(jobs, training.script, tmp_path / "ours", **on(log)).wait(200)
     for result in (plain, ours):
         if not (training.aborts_at_exit and "terminate called without an active exception" in result.stderr):
             result.ok()
@@ -73,10 +68,72 @@ def test_it_is_told_and_the_same_without_us(jobs: Jobs, tmp_path: Path, package:
     assert sorted(one["step"] for one in of_type(log, "step")) == sorted([*range(1, training.steps + 1)] * 2)
 
 
-def start(jobs: Jobs, script: str, said: Path, **settings: str) -> Job:
-    said.mkdir()
+def test_torchft_with_a_replica_that_dies_and_comes_back(jobs: Jobs, tmp_path: Path) -> None:
+    needs("torchft")
+    log = tmp_path / "log"
+    for name, settings in (("plain", {}), ("ours", on(log))):
+        replicas(jobs, tmp_path / name, **settings)
+    assert losses(tmp_path / "plain") == losses(tmp_path / "ours")
+
+    # Each life of a replica is a process group of one rank; what torchft makes between them is none of torch's.
+    spans = rank_spans(log)
+    lives = {span["tags"]["pytorch.metadata.life"]: span for span in spans}
+    assert len(lives) == len(spans) == 3
+    assert [lives[life]["metrics"]["pytorch.steps"] for life in ("staying", "back")] == [12, 6]
+    ends = {life: span["tags"]["pytorch.end_reason"] for life, span in lives.items()}
+    assert ends == {"staying": "destroyed", "dying": "killed", "back": "destroyed"}
+    assert {span["metrics"]["world_size"] for span in spans} == {1}
+    # The one that dies does so before its first beat, so that is all that is known of it.
+    assert {lives[life]["tags"].get("pytorch.trainer") for life in ("staying", "back")} == {"torchft"}
+    assert sorted(one["step"] for one in of_type(log, "step")) == sorted([*range(1, 13), *range(1, 7)])
+
+
+def replicas(jobs: Jobs, said: Path, **settings: str) -> None:
+    port = free_port()
+    lighthouse = [str(BIN / "torchft_lighthouse"), f"--bind=127.0.0.1:{port}", "--min_replicas=2"]
+    light = jobs.start([*lighthouse, "--join_timeout_ms=1000"], environment(None))
+    settings |= {"TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{port}", "DD_PYTORCH_JOB_ID": "night-17"}
+
+    def replica(number: int, life: str) -> Job:
+        told = {"REPLICA": str(number), "LIFE": life, "DD_PYTORCH_LOG_METADATA": f"life:{life}"}
+        return start(jobs, "replicas_that_come_and_go.py", said, ranks=1, **settings, **told)
+
+    staying = replica(0, "staying")
+    assert replica(1, "dying").wait().returncode != 0
+    for one in (replica(1, "back"), staying):
+        assert "ddtrace_pytorch" not in one.wait().ok().stderr
+    light.kill()
+
+
+def on(log: Path) -> dict[str, str]:
+    return {"DD_PATCH_MODULES": "pytorch:true", "DD_PYTORCH_EXPORT": "local", "DD_PYTORCH_LOG_DIR": str(log)}
+
+
+def start(jobs: Jobs, script: str, said: Path, ranks: int = 2, **settings: str) -> Job:
+    """With us, if the settings switch us on."""
+    said.mkdir(exist_ok=True)
     env = environment(None, SAID=str(said), DS_ACCELERATOR="cpu", HF_HUB_OFFLINE="1", **settings)
-    return jobs.start([*(DDTRACE_RUN if settings else ()), *torchrun(2), str(SCRIPTS / script)], env)
+    ours = DDTRACE_RUN if "DD_PATCH_MODULES" in settings else ()
+    return jobs.start([*ours, *torchrun(ranks), str(SCRIPTS / script)], env)
+
+
+def test_restarted_in_process(jobs: Jobs, tmp_path: Path) -> None:
+    needs("nvidia_resiliency_ext")
+    log, script, results = tmp_path / "log", "restarted_in_process.py", []
+    for name, settings in (("plain", {}), ("ours", on(log))):
+        results.append(start(jobs, script, tmp_path / name, STORE_PORT=str(free_port()), **settings).wait(100).ok())
+    assert losses(tmp_path / "plain") == losses(tmp_path / "ours")
+    assert "ddtrace_pytorch" not in results[0].stderr + results[1].stderr
+    for rank in (0, 1):
+        # The life that broke, and the one that went through; each is a session, and an attempt of the job.
+        spans = [span for span in rank_spans(log) if span["metrics"]["rank"] == rank]
+        assert [span["metrics"]["pytorch.steps"] for span in spans] == [5, 12]
+        assert [span["metrics"]["pytorch.collective_calls"] for span in spans] == [5 * 4, 12 * 4]
+        assert {(span["tags"]["pytorch.end_reason"], span["error"]) for span in spans} == {("destroyed", 0)}
+        assert len({span["tags"]["pytorch.incarnation"] for span in spans}) == 2
+    assert len({span["tags"]["pytorch.incarnation"] for span in rank_spans(log)}) == 2
+    totals = [one["metrics"] for one in of_type(log, "summary") if one["name"] == "pytorch.collectives"]
+    assert {one["collective.group_coverage"] for one in totals} == {1.0}
 
 
 def losses(said: Path) -> dict[str, list[str]]:

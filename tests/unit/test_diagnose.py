@@ -40,6 +40,7 @@ def write(root: Path, rank: int, story: Iterable[Record], **more: Any) -> Path:
     identity = {
         "type": "identity", "ts": at(more.get("start", 0)), "schema": 1, "rank": rank,
         "world_size": more.get("world", 4), "host": more.get("host", "host-a"), "pid": 100 + rank, "log_ranks": "all",
+        "source": more.get("source", "trainer"),
         "job": {"id": job, "incarnation": incarnation}, "device": {"device.kind": "cuda", "device.id": f"GPU-{rank}"},
     }  # fmt: skip
     folder = Path(log_directory(str(root), job, incarnation))
@@ -82,6 +83,14 @@ def killed(tmp_path: Path) -> Path:
     for rank in (0, 2, 3):
         write(tmp_path, rank, waited(rank, 4711 + rank))
     return tmp_path
+
+
+def test_what_ran_beside_the_training_is_not_its_last_attempt(tmp_path: Path) -> None:
+    write(tmp_path, 0, [], incarnation="training", world=1)
+    write(tmp_path, 0, [], incarnation="beside", world=1, start=5, source="rollout")
+    (attempt,) = diagnosis(tmp_path, code=3)["attempts"]
+    assert (attempt["number"], attempt["incarnation"]) == (1, "training")
+    assert diagnosis(tmp_path, "--attempt", "2", code=3)["attempts"][0]["incarnation"] == "beside"
 
 
 def test_a_killed_rank_in_words(killed: Path) -> None:

@@ -39,7 +39,7 @@ def write_rank(root, rank, *, job="4242", incarnation="aaa", start=T0, end="dest
         "host": more.get("host", "host-a"),
         "node": "0",
         "pid": 1000 + rank,
-        "source": "trainer",
+        "source": more.get("made_for", "trainer"),
         "job": {
             "id": job,
             "source": more.get("source", "SLURM_JOB_ID"),
@@ -83,6 +83,24 @@ def report(*args):
     return json.loads(result.stdout)
 
 
+def test_a_process_beside_the_training_is_no_attempt_of_it(tmp_path):
+    for rank in (0, 1):
+        write_rank(tmp_path, rank, incarnation="training")
+    write_rank(tmp_path, 0, incarnation="beside", start=T0 + SECOND, end="exit", made_for="rollout")
+    write_rank(tmp_path, 0, job="alone", incarnation="alone", start=T0 - SECOND, end="exit", made_for="reward")
+
+    data = report(tmp_path)
+
+    assert [one["incarnation"] for one in data["attempts"]] == ["training"]
+    assert [(one["number"], one["source"]) for one in data["starts"]] == [(1, "trainer"), (2, "rollout")]
+    assert (data["job"]["attempts"], data["jobs"][1]["attempts"]) == (1, 0)
+    assert report(tmp_path, "--attempt", "2")["attempts"][0]["ranks_missing"] == ""
+    assert [one["source"] for one in report(tmp_path, "--job", "alone")["attempts"]] == ["reward"]
+    shown = run(tmp_path).stdout
+    assert re.search(r"^ +2 .* 1 +rollout: 1 exit$", shown, re.MULTILINE)
+    assert "Source       rollout" in run(tmp_path, "--attempt", "2").stdout
+
+
 def test_a_job_that_ended_well(tmp_path):
     write_rank(tmp_path, 0, pieces=3)
     write_rank(tmp_path, 1)
@@ -112,7 +130,7 @@ def test_a_job_that_ended_well(tmp_path):
     assert re.search(r"^ +0 +host-a +10\.0s +3 +destroyed *$", shown, re.MULTILINE)
 
 
-START_KEYS = """number attempt incarnation started last_seen duration_s world_size ranks_seen ends"""
+START_KEYS = """number attempt incarnation started last_seen duration_s world_size ranks_seen ends source"""
 ATTEMPT_KEYS = (
     START_KEYS
     + """ ranks_found ranks_missing ranks_not_logged hosts gpus dropped versions

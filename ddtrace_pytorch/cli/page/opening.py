@@ -15,6 +15,7 @@ from ddtrace_pytorch.cli.steps import AllSteps
 from ddtrace_pytorch.cli.summary import Attempt, Report, gpus_by_name
 from ddtrace_pytorch.cli.tables import duration, known, span
 from ddtrace_pytorch.identity.introduction import GENERATED
+from ddtrace_pytorch.runlog.reader import TRAINER
 
 SENTENCES = 3
 HOSTS_SHOWN = 8
@@ -51,7 +52,9 @@ def _slow(attempt: Attempt) -> Iterator[str]:
 
 
 def _who(report: Report, attempt: Attempt) -> str:
-    of = f"attempt {attempt.number} of {len(report.starts)}"
+    of = f"attempt {attempt.number} of {report.job.attempts}"
+    if attempt.source != TRAINER:
+        of = f"{attempt.source}, beside the training"
     ranks = f"{attempt.ranks_seen:,} of {known(attempt.world_size)} rank{'' if attempt.world_size == 1 else 's'}"
     hosts = f"{len(attempt.hosts):,} host{'' if len(attempt.hosts) == 1 else 's'}"
     return " · ".join((of, ranks, hosts, f"began {attempt.started or '?'}", f"{duration(attempt.duration_s)} long"))
@@ -126,7 +129,8 @@ def identity(report: Report, attempt: Attempt) -> Html | None:
     ))  # fmt: skip
     starts = [
         (str(one.number), one.started or "?", duration(one.duration_s), f"{one.ranks_seen:,}",
-         ", ".join(f"{many:,} {end}" for end, many in one.ends.items()))
+         ("" if one.source == TRAINER else f"{one.source}: ")
+         + ", ".join(f"{many:,} {end}" for end, many in one.ends.items()))
         for one in report.starts
     ]  # fmt: skip
     several = table(("No.", "Started", "Duration", "Ranks", "Ended"), starts, ("No.", "Duration", "Ranks"))

@@ -107,10 +107,16 @@ def pipelining() -> Any:
     part = torch.nn.Sequential(layers[0], layers[1]) if rank == 0 else torch.nn.Sequential(layers[2])
     stage = PipelineStage(part, rank, 2, DEVICE)
     schedule = ScheduleGPipe(stage, 2, loss_fn=lambda out, wanted: (out - wanted).square().mean())
+    optimizer = torch.optim.SGD(part.parameters(), lr=0.1)
     inputs = torch.ones(4, 8)
     losses: list[Any] = []
-    out = schedule.step(inputs) if rank == 0 else schedule.step(target=torch.zeros(4, 8), losses=losses)
-    return [bits(out) if out is not None else "", bits(*losses), bits(*(p.grad for p in part.parameters()))]
+    came = []
+    for _ in range(2):
+        optimizer.zero_grad()
+        out = schedule.step(inputs) if rank == 0 else schedule.step(target=torch.zeros(4, 8), losses=losses)
+        optimizer.step()
+        came += [bits(out) if out is not None else "", bits(*losses)]
+    return [came, bits(*part.parameters())]
 
 
 @scene
@@ -216,4 +222,4 @@ def ten_thousand_calls() -> Any:
 
 
 if __name__ == "__main__":
-    play()
+    play(a_life_each=True)

@@ -39,11 +39,15 @@ def scene(function: Callable[[], Any]) -> Callable[[], Any]:
     return function
 
 
-def play() -> None:
-    dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+def play(a_life_each: bool = False) -> None:
+    """All scenes in one life of the process group, or in `a_life_each`."""
+    begin()
     rank = dist.get_rank()
     said: dict[str, Any] = {}
     for name, function in scenes.items():
+        if said and a_life_each:
+            dist.destroy_process_group()
+            begin(name)
         torch.manual_seed(7)
         with warnings.catch_warnings(record=True) as heard:
             warnings.simplefilter("always")
@@ -63,6 +67,13 @@ def play() -> None:
         dist.barrier()
     dist.destroy_process_group()
     Path(os.environ["SAID"], f"{rank}.json").write_text(json.dumps(said))
+
+
+def begin(life: str | None = None) -> None:
+    """A store for each `life` but the first: torch finds the addresses of the one before in the launcher's."""
+    where = {"init_method": f"file://{os.environ['WORK']}/{life}.store"} if life else {}
+    place = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+    dist.init_process_group("gloo", timeout=timedelta(seconds=30), **where, **place)
 
 
 def launched() -> int:
