@@ -46,7 +46,8 @@ class NativeParent:
     """One session's; any thread may call any method, and none raises. What the tracer was told last is what `describe`
     gave last."""
 
-    def __init__(self, describe: Callable[[], Context]) -> None:
+    def __init__(self, describe: Callable[[], Context], ours: Any = None) -> None:
+        self._ours = ours
         self._describe = describe
         self._set: Callable[..., object] | None = None
         self._clear: Callable[[], object] | None = None
@@ -62,7 +63,7 @@ class NativeParent:
         """Look for the functions, if they weren't there yet, and hand over what there is to know."""
         if self._set is None:
             # Both: a parent that can't be taken back is worse than none.
-            found = functions(_SET, _CLEAR)
+            found = functions(_SET, _CLEAR) or ([self._ours[_SET], self._ours[_CLEAR]] if self._ours else None)
             if found is None:
                 return
             self._set, self._clear = found

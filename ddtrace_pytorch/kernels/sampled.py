@@ -32,7 +32,7 @@ class Sum(NamedTuple):
 class Run:
     """Steps in a row that were sampled. `first`: its number; `start`, `end`: on the host's clock, in ns since the
     epoch; `kernels` by name; `lost`: records that CUPTI, or the sampler, dropped; `detail`: of a run whose kernels
-    were kept one by one."""
+    were kept one by one; `parent`: the ids of the trace and of the span that they belong to."""
 
     first: int
     steps: int
@@ -41,6 +41,7 @@ class Run:
     kernels: Mapping[str, Sum]
     lost: int
     detail: Aggregates | None = None
+    parent: tuple[int, int] | None = None
 
     def record(self) -> dict[str, Any]:
         """The record of type ``kernels`` of the run log."""

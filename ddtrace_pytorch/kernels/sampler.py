@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -26,9 +27,11 @@ from ddtrace_pytorch.kernels import sampled
 from ddtrace_pytorch.kernels.aggregates import Event
 from ddtrace_pytorch.kernels.profilers import Profilers
 from ddtrace_pytorch.kernels.sampled import Run, Sum, Totals
-from ddtrace_pytorch.kernels.sampler_library import KERNEL, SamplerLibrary, Taken
+from ddtrace_pytorch.kernels.sampler_library import KERNEL, Raw, SamplerLibrary, Taken, find, libcupti
 from ddtrace_pytorch.kernels.sampling_budget import SamplingBudget
-from ddtrace_pytorch.kernels.window import gpu_is_there, in_the_way
+from ddtrace_pytorch.kernels.step_signals import StepSignals
+from ddtrace_pytorch.kernels.symbols import functions
+from ddtrace_pytorch.kernels.window import NATIVE_TRACER, gpu_is_there, in_the_way
 from ddtrace_pytorch.kernels.window_telling import KERNEL as KERNEL_SPAN
 from ddtrace_pytorch.kernels.window_telling import short
 from ddtrace_pytorch.rank_span import Piece, RankSpan
@@ -40,8 +43,37 @@ from ddtrace_pytorch.training.steps import Steps
 _MOST_IN_A_ROW = 8
 # Steps that may still be told of, of which kernels are known.
 _REMEMBERED = 8
+# What there were too many names for.
+_OTHER = "other kernels"
 # At a session's end, for the GPU to run what was launched.
 _PATIENCE = 0.1
+
+
+@safely("prepare to count the GPU's kernels")
+def made(
+    torch: Any,
+    settings: Settings,
+    clock: Clock,
+    span: RankSpan,
+    exporter: Exporter,
+    steps: Steps,
+    profilers: Profilers,
+) -> Sampler | None:
+    """One, where that is wanted and can be."""
+    wanted = settings.kernel_every and torch.version.cuda is not None and functions(NATIVE_TRACER) is None
+    path = find() if wanted else None
+    cupti = libcupti() if path is not None else None
+    if path is None or cupti is None:
+        return None
+    library = SamplerLibrary(path)
+    if library.open(cupti):
+        warn_first(f"the GPU's kernels are not counted: {library.error}")
+        return None
+    return Sampler(settings, clock, span, exporter, steps, profilers, library, Gpu(torch))
+
+
+def _event(raw: Raw, ahead: int) -> Event:
+    return Event(raw.name or _OTHER, raw.start - ahead, raw.end - ahead, raw.stream, True)
 
 
 class Gpu:
@@ -116,15 +148,26 @@ class Sampler:
         self._steps_of: deque[tuple[int, dict[int, tuple[Step, Piece]]]] = deque(maxlen=_REMEMBERED)
         self._waiting: deque[Run] = deque(maxlen=_REMEMBERED)
         self._closed = False
+        self._taking = threading.Lock()
+        self._signals = StepSignals(library.quick)
+
+    @property
+    def tracer(self) -> Any:
+        """What can be told of the open span as Datadog's native tracer is."""
+        return self._library.quick
 
     def open(self) -> None:
+        """From now on :meth:`turned` is to be called."""
         self._profilers.sampler = self
 
     @safely("sample the GPU's kernels")
     def turned(self) -> None:
-        """One step ends, and the next begins; on the thread that trains, before the library hears of it."""
-        now, before = time.monotonic_ns(), self._turned_at
-        self._turned_at = now
+        """One step ends, and the next begins; on the thread that trains."""
+        self._arm_or_not(time.monotonic_ns())
+        self._signals.turn()
+
+    def _arm_or_not(self, now: int) -> None:
+        before, self._turned_at = self._turned_at, now
         if before:
             self.budget.add(self._on is not None, now - before)
         number, on = self._steps.next_number, self._on
@@ -147,8 +190,7 @@ class Sampler:
         recorded = self._on or self._over or (self._launched[0] if self._launched else None)
         self._on = self._launched = self._over = None
         if recorded is not None:
-            self._library.off()
-            self._totals.lost += self._library.take().records
+            self._totals.lost += self._take().totals.records
 
     def takes(self, step: Step) -> bool:
         """Whether kernels of `step`, which is about to be told of, were kept one by one. On the Pulse."""
@@ -163,19 +205,20 @@ class Sampler:
         """Tell of the last steps that were sampled, if the GPU is past them. On the Pulse."""
         over = self._over
         if over is not None:
-            self._library.off()
-            run = self._run(over, self._library.take())
-            # Another profiler may have begun meanwhile.
+            taken = self._take()
+            # A profiler may have begun meanwhile.
             if self._over is over:
                 self._over = None
-                self._tell(run)
+                # Else CUPTI refused.
+                if taken.totals.steps:
+                    self._tell(self._run(over, taken))
 
     @safely("tell of the GPU's kernels")
     def beat(self) -> None:
         """On the Pulse, once the steps have been told of."""
         self.budget.settle()
-        if error := self._library.armed_error:
-            warn_first(f"kernels are not sampled: {error}", about="kernels are not sampled")
+        if (error := self._library.step_error()) is not None:
+            warn_first(f"the GPU's kernels are not counted any more: {error}", about="kernels are not counted")
             self.budget.asked = 0
         for run in tuple(self._waiting):
             if self._closed or self._around(run.first) is not None:
@@ -202,7 +245,7 @@ class Sampler:
         self._profilers.sampler = None
         on, launched = self._on, self._launched
         if on is not None:
-            self._library.pause()
+            self._signals.close()
             on.end = time.monotonic_ns()
             launched = on, self._gpu.mark()
         if launched is not None:
@@ -217,9 +260,15 @@ class Sampler:
 
     def abandon(self) -> None:
         """In a forked child: the library is off there."""
+        self._taking = threading.Lock()
         self._on = self._launched = self._over = None
         self._profilers.sampler = None
         self.budget.asked = 0
+
+    def _take(self) -> Taken:
+        with self._taking:
+            self._library.off()
+            return self._library.take()
 
     def _may(self) -> bool:
         torch = sys.modules["torch"]
@@ -230,8 +279,9 @@ class Sampler:
     def _begin(self, number: int, now: int) -> None:
         wanted = self._wants_detail
         if wanted != self._keeps:
-            self._library.keep(self._library.most_raws if wanted else 0)
+            self._library.keep(self._library.limits.raws if wanted else 0)
             self._keeps = wanted
+        self._signals.look()
         self._library.arm()
         self._on = _Recorded(number, now, wanted)
         if wanted:
@@ -250,26 +300,21 @@ class Sampler:
 
     def _run(self, recorded: _Recorded, taken: Taken) -> Run:
         kernels: dict[str, Sum] = {}
-        sampled.add_up(
-            kernels,
-            (
-                (key.name, Sum(one.count, one.total, one.longest))
-                for key, one in taken.sums.items()
-                if key.kind == KERNEL
-            ),
-        )
-        if taken.other.count:
-            sampled.add_up(kernels, [("other", Sum(taken.other.count, taken.other.total, taken.other.longest))])
-        ahead = time.time_ns() - self._clock.now()
-        events = [Event(raw.name, raw.start - ahead, raw.end - ahead, raw.stream, True) for raw in taken.raws]
+        of_names = ((key.name, one) for key, one in taken.sums.items() if key.kind == KERNEL)
+        rest = ((_OTHER, taken.other),) if taken.other.count else ()
+        sampled.add_up(kernels, ((name, Sum(one.count, one.total, one.longest)) for name, one in (*of_names, *rest)))
+        parent = self._library.parent()
+        totals, ahead = taken.totals, time.time_ns() - self._clock.now()
+        whole = recorded.one_by_one and not totals.raws_left_out
         return Run(
             recorded.first,
             recorded.steps,
             self._clock.from_monotonic(recorded.start),
             self._clock.from_monotonic(recorded.end),
             kernels,
-            taken.lost,
-            sampled.detail(events) if recorded.one_by_one and not taken.raws_left_out else None,
+            sum(totals.dropped().values()) + totals.cupti_dropped + totals.refusals,
+            sampled.detail([_event(raw, ahead) for raw in taken.raws]) if whole else None,
+            None if parent is None else (parent.trace_id, parent.span_id),
         )
 
     def _tell(self, run: Run) -> None:
@@ -290,4 +335,6 @@ class Sampler:
             made = self._span.child(KERNEL_SPAN, short(one.name), one.start, one.end - one.start, {}, under=piece)
             if step is not None and step.sampled:
                 made = replace(made, parent_id=step.span_id)
+            elif run.parent is not None:
+                made = replace(made, trace_id=run.parent[0], parent_id=run.parent[1])
             self._exporter.put_span(made, logged=False)

@@ -51,7 +51,7 @@ class SamplingBudget:
     def cost(self) -> float | None:
         """What sampling costs of the time of all steps; None where it isn't known yet."""
         added = self.added
-        return None if added is None else added / self.every
+        return added / self.every if added is not None and self.every else None
 
     def settle(self) -> bool:
         """Change the interval if that is called for; whether it was changed."""
