@@ -137,13 +137,9 @@ class Session:
         # Where torch comes later there is no process group, and the sampler goes without.
         torch = sys.modules.get("torch")
         self._sampler: Sampler | None = (
-            None
-            if torch is None
-            else made(torch, settings, self._clock, self.span, self._exporter, steps, profilers)
+            None if torch is None else made(torch, settings, self._clock, self.span, self._exporter, steps, profilers)
         )
-        self._native = NativeParent(
-            self._native_context, ours=None if self._sampler is None else self._sampler.tracer
-        )
+        self._native = NativeParent(self._native_context, ours=None if self._sampler is None else self._sampler.tracer)
         self._training.chosen = self._is_looked_into
         self._training.very_slow = self.windows.was_slow
         self.windows.follow = lambda: self._training.at_turns(self.windows.turned)

@@ -25,6 +25,7 @@ from ddtrace_pytorch.deadline import Deadline
 from ddtrace_pytorch.exporter import Exporter
 from ddtrace_pytorch.kernels import sampled
 from ddtrace_pytorch.kernels.aggregates import Event
+from ddtrace_pytorch.kernels.demangling import demangled
 from ddtrace_pytorch.kernels.profilers import Profilers
 from ddtrace_pytorch.kernels.sampled import Run, Sum, Totals
 from ddtrace_pytorch.kernels.sampler_library import KERNEL, Raw, SamplerLibrary, Taken, find, libcupti
@@ -73,7 +74,7 @@ def made(
 
 
 def _event(raw: Raw, ahead: int) -> Event:
-    return Event(raw.name or _OTHER, raw.start - ahead, raw.end - ahead, raw.stream, True)
+    return Event(demangled(raw.name or _OTHER), raw.start - ahead, raw.end - ahead, raw.stream, True)
 
 
 class Gpu:
@@ -300,7 +301,7 @@ class Sampler:
 
     def _run(self, recorded: _Recorded, taken: Taken) -> Run:
         kernels: dict[str, Sum] = {}
-        of_names = ((key.name, one) for key, one in taken.sums.items() if key.kind == KERNEL)
+        of_names = ((demangled(key.name), one) for key, one in taken.sums.items() if key.kind == KERNEL)
         rest = ((_OTHER, taken.other),) if taken.other.count else ()
         sampled.add_up(kernels, ((name, Sum(one.count, one.total, one.longest)) for name, one in (*of_names, *rest)))
         parent = self._library.parent()

@@ -68,6 +68,16 @@ def test_its_kernels_are_spans_below_the_span_of_their_step(job: Callable[..., S
     assert abs(found[0].start - step.start) < 5e9
 
 
+def test_names_are_as_their_authors_wrote_them(job: Callable[..., SampledJob]) -> None:
+    training = job(DD_PYTORCH_KERNEL_EVERY="5")
+    training.launched = lambda step: kernels((b"_ZN2at6native4gemmIfEEvPKT_i", 3_000), (b"_Zno", 2_000))
+    training.train(9)
+    assert [one["name"] for one in training.told()[0]["kernels"]] == [
+        "void at::native::gemm<float>(float const*, int)", "_Zno",
+    ]  # fmt: skip
+    assert training.spans("pytorch.kernel")[0].resource.startswith("void at::native::gemm<float>")
+
+
 def test_once_a_minute_totals_are_told(job: Callable[..., SampledJob]) -> None:
     training = job(DD_PYTORCH_KERNEL_EVERY="5")
     training.launched = lambda step: (
@@ -224,11 +234,13 @@ def test_records_that_are_none_are_counted_as_lost(job: Callable[..., SampledJob
     assert training.spans("pytorch.kernels")[0].metrics["kernels.lost"] >= 1
 
 
-def test_what_a_step_costs_decides_how_often(job: Callable[..., SampledJob], monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = {"now": 0}
+@pytest.mark.parametrize(("budget", "every"), [("1", 8), ("10", 2)])
+def test_what_a_step_costs_decides_how_often(
+    job: Callable[..., SampledJob], monkeypatch: pytest.MonkeyPatch, budget: str, every: int
+) -> None:
+    clock, added = {"now": 0}, {"share": 0.05}
     monkeypatch.setattr("ddtrace_pytorch.kernels.sampler.time.monotonic_ns", lambda: clock["now"])
-    training = job(DD_PYTORCH_KERNEL_EVERY="2")
-    added = {"share": 0.05}
+    training = job(DD_PYTORCH_KERNEL_EVERY="2", DD_PYTORCH_KERNEL_BUDGET=budget)
 
     def launched(step: int) -> Any:
         clock["now"] += int(1e7 * (1 + added["share"] * (training.sampler._on is not None)))
@@ -236,7 +248,7 @@ def test_what_a_step_costs_decides_how_often(job: Callable[..., SampledJob], mon
 
     training.launched = launched
     training.train(400)
-    assert training.sampler.budget.every == 8
+    assert training.sampler.budget.every == every
     added["share"] = 0.0
     training.train(1_500)
     assert training.sampler.budget.every == 2
