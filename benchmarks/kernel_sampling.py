@@ -2,9 +2,9 @@
 
     python benchmarks/kernel_sampling.py [--ranks 2] [--steps 400]
 
-A step's time is by the clock, from one synchronised end to the next; those that were counted are in the run log. Each is
-compared with the median of those around it that weren't, and the ratio's 95 % interval is what the order of the single
-ones gives. By default one step in fifty is counted: what that costs is a fiftieth of what a counted one takes longer.
+A step's time is by the clock, from one synchronised end to the next; those that were counted are in the run log. Each
+is compared with the median of those around it that weren't, and the ratio's 95 % interval is what the order of the
+single ones gives. By default one step in fifty is counted: what that costs is a fiftieth of what a counted one takes longer.
 
 - an 8-layer bf16 transformer, under DDP with a batch that keeps the GPU busy, and under FSDP2 with one that doesn't,
   bound by the host: one step in 8, and all (eight in a row, then some that aren't);
@@ -92,9 +92,8 @@ def ratios(took: list[float], records: list[dict[str, Any]]) -> list[float]:
 
 def compared(what: str, found: list[float], budget: float | None, share: int = 1) -> Measured:
     """`share`: one step in so many is like that."""
-    low, high = (1 + (one - 1) / share for one in interval(found))
-    value = 1 + (median(found) - 1) / share
-    return Measured(f"{what} ({low:.4f} to {high:.4f})", value, "", budget, len(found))
+    low, high, value = (100 + (one - 1) * 100 / share for one in (*interval(found), median(found)))
+    return Measured(f"{what} ({low:.2f} to {high:.2f} %)", value, "%", budget, len(found))
 
 
 def opened() -> Any:
@@ -143,8 +142,8 @@ def graphs(library: Any) -> list[Measured]:
         seen += library.take().totals.records
         off.append(replays(20))
     rows = [
-        Measured("a graph of 200 tiny kernels, while they are counted", median(on) / never, "", 1.3, 20),
-        Measured("the same afterwards", median(off) / never, "", 1.03, 20),
+        Measured("a graph of 200 tiny kernels, while they are counted", median(on) / never * 100, "%", 130.0, 20),
+        Measured("the same afterwards", median(off) / never * 100, "%", 103.0, 20),
         Measured("its kernels that were not counted", 20 * 20 * TINY - seen, "", 0, 20),
     ]
     library.on()
@@ -242,10 +241,10 @@ def main() -> None:
         print(f"{name}: {median(took):.2f} ms a step, {kernels:g} kernels", file=sys.stderr)
         say(
             compared(f"{name}: a step that is counted, of those around it", found, None),
-            compared(f"{name}: all steps, one in {DEFAULT} counted", found, 1.002, DEFAULT),
+            compared(f"{name}: all steps, one in {DEFAULT} counted", found, 100.2, DEFAULT),
         )
-        took, records = job(kind, 1, options.ranks, options.steps // 2)
-        say(compared(f"{name}: every step counted", ratios(took, records), 1.01 if kind == "ddp" else None))
+        took, records = job(kind, 1, options.ranks, options.steps)
+        say(compared(f"{name}: every step counted", ratios(took, records), 101.0 if kind == "ddp" else None))
     library = opened()
     say(*profiled(library), *graphs(library))
     publish("kernel_sampling", machine, rows)

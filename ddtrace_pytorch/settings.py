@@ -395,7 +395,7 @@ TABLE: tuple[Setting, ...] = (
         "DD_PYTORCH_KERNEL_EVERY",
         "kernel_every",
         _whole(0, 10**9),
-        "50",
+        "0",
         "On a GPU, the kernels of one step in so many are counted; 0: of none.",
     ),
     Setting(

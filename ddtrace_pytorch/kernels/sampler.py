@@ -174,7 +174,9 @@ class Sampler:
         number, on = self._steps.next_number, self._on
         if on is not None:
             on.end = now
-            if number is not None and on.steps < _MOST_IN_A_ROW and self.budget.is_due(number):
+            # To look at the kernels of several steps one by one takes the interpreter too long.
+            most = 1 if on.one_by_one else _MOST_IN_A_ROW
+            if number is not None and on.steps < most and self.budget.is_due(number):
                 on.steps += 1
                 self._library.arm()
             else:

@@ -134,6 +134,7 @@ def test_while_a_graph_is_captured_nothing_of_ours_goes_into_it(job: Callable[..
 def test_steps_that_follow_each_other_are_counted_without_switching(job: Callable[..., SampledJob]) -> None:
     training = job(DD_PYTORCH_KERNEL_EVERY="1")
     training.train(8)
+    assert training.told()[0]["steps"] == 1  # its kernels were looked at one by one
     training.cupti.calls()
     training.train(26)
     one = training.told()[-1]
