@@ -4,10 +4,10 @@
 
 A step's time is by the clock, from one synchronised end to the next; those that were counted are in the run log. Each
 is compared with the median of those around it that weren't, and the ratio's 95 % interval is what the order of the
-single ones gives. By default one step in fifty is counted: what that costs is a fiftieth of what a counted one takes longer.
+single ones gives. With one step in fifty counted, that costs a fiftieth of what a counted one takes longer.
 
-- an 8-layer bf16 transformer, under DDP with a batch that keeps the GPU busy, and under FSDP2 with one that doesn't,
-  bound by the host: one step in 8, and all (eight in a row, then some that aren't);
+- an 8-layer bf16 transformer, under DDP with a batch that keeps the GPU busy, and under FSDP2 with one that doesn't and
+  is bound by the host: one step in 8, and all (eight in a row, then some that aren't);
 - a CUDA graph of 200 tiny kernels, replayed with CUPTI on and off, in turns; and ten million of its kernels, counted:
   what the process grows by;
 - against torch.profiler, over the same work: the kernels' names, how many there were, and what they took.
@@ -38,7 +38,7 @@ from windows import small_step, train
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-DEFAULT, OFTEN = 50, 8
+SELDOM, OFTEN = 50, 8
 BUSY, IDLE = 32, 8  # batches
 WARM_UP, AROUND = 24, 4
 RECORDS, TINY = 10_000_000, 200
@@ -241,7 +241,7 @@ def main() -> None:
         print(f"{name}: {median(took):.2f} ms a step, {kernels:g} kernels", file=sys.stderr)
         say(
             compared(f"{name}: a step that is counted, of those around it", found, None),
-            compared(f"{name}: all steps, one in {DEFAULT} counted", found, 100.2, DEFAULT),
+            compared(f"{name}: all steps, one in {SELDOM} counted", found, 100.2, SELDOM),
         )
         took, records = job(kind, 1, options.ranks, options.steps)
         say(compared(f"{name}: every step counted", ratios(took, records), 101.0 if kind == "ddp" else None))

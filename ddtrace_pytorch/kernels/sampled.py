@@ -23,7 +23,7 @@ WHOLE, PARTIAL = "complete", "partial"
 class Sum(NamedTuple):
     """All kernels of one name: how many, how long in all, how long the longest."""
 
-    count: int
+    many: int
     total: int
     longest: int
 
@@ -47,10 +47,10 @@ class Run:
         """The record of type ``kernels`` of the run log."""
         communication = of_communication(self.kernels)
         numbers: dict[str, float] = {
-            "events": sum(one.count for one in self.kernels.values()),
+            "events": sum(one.many for one in self.kernels.values()),
             "kernels_ms": _ms(sum(one.total for one in self.kernels.values())),
             "communication_ms": _ms(communication.total),
-            "communication_calls": communication.count,
+            "communication_calls": communication.many,
         }
         record: dict[str, Any] = {
             "type": RECORD,
@@ -71,7 +71,7 @@ class Run:
                 for one in self.detail.longest
             ]
             record["kernels"] = [
-                {"name": short(name), "count": one.count, "total_ns": one.total, "max_ns": one.longest}
+                {"name": short(name), "count": one.many, "total_ns": one.total, "max_ns": one.longest}
                 for name, one in top(self.kernels)
             ]
         return record
@@ -109,14 +109,14 @@ class Totals:
         facts: dict[str, Fact] = {
             "kernels.steps": self.steps,
             "kernels.every": every,
-            "kernels.per_step": sum(one.count for one in self.kernels.values()) / steps,
+            "kernels.per_step": sum(one.many for one in self.kernels.values()) / steps,
             "kernels.time_ms": _ms(sum(one.total for one in self.kernels.values()) / steps),
             "kernels.communication_ms": _ms(communication.total / steps),
-            "kernels.communication_calls": communication.count / steps,
+            "kernels.communication_calls": communication.many / steps,
             "kernels.lost": self.lost,
             "kernels.top": json.dumps(
                 [
-                    [short(name), one.count, _ms(one.total), _ms(one.total / one.count), _ms(one.longest)]
+                    [short(name), one.many, _ms(one.total), _ms(one.total / one.many), _ms(one.longest)]
                     for name, one in top(self.kernels)
                 ],
                 separators=(",", ":"),
@@ -144,7 +144,7 @@ def add_up(into: dict[str, Sum], more: Iterable[tuple[str, Sum]]) -> None:
         into[name] = (
             one
             if before is None
-            else Sum(before.count + one.count, before.total + one.total, max(before.longest, one.longest))
+            else Sum(before.many + one.many, before.total + one.total, max(before.longest, one.longest))
         )
 
 
@@ -152,7 +152,7 @@ def of_communication(kernels: Mapping[str, Sum]) -> Sum:
     """All of NCCL's kernels, and of others like it."""
     found = [one for name, one in kernels.items() if COMMUNICATION.search(name)]
     return Sum(
-        sum(one.count for one in found), sum(one.total for one in found), max((one.longest for one in found), default=0)
+        sum(one.many for one in found), sum(one.total for one in found), max((one.longest for one in found), default=0)
     )
 
 
