@@ -222,7 +222,8 @@ class SamplerLibrary:
     def step_error(self) -> str | None:
         """What was wrong with the last switch of a step that failed since this was called last."""
         words = (c_char * _ERROR_BYTES)()
-        return words.value.decode(errors="replace") if self.quick.ks_step_error(words, len(words)) else None
+        self.quick.ks_step_error(words, len(words))
+        return words.value.decode(errors="replace") or None
 
     def parent(self) -> Parent | None:
         """What it was told last; None where there is no parent, or none any more."""

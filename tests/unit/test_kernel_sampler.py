@@ -5,13 +5,14 @@ from __future__ import annotations
 import ctypes
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ddtrace_pytorch.kernels import sampler_library as lib
+from ddtrace_pytorch.kernels.native import SET_ARGUMENTS
 from ddtrace_pytorch.kernels.sampler_library import COPY, FILL, KERNEL, SamplerLibrary, Sum
 
 DIRECTIONS = ("", " HtoD", " DtoH", " HtoA", " AtoH", " AtoA", " AtoD", " DtoA", " DtoD", " HtoH", " PtoP")
@@ -442,6 +444,226 @@ def test_is_off_even_where_cupti_does_not_let_go(sampler: SamplerLibrary, cupti:
     assert cupti.hoard()[0] == 0
 
 
+def step(library: SamplerLibrary, cupti: MockCupti, name: bytes) -> list[str]:
+    """A step that launches one kernel; gives what was called of CUPTI."""
+    library.quick.dd_training_step_begin()
+    cupti.replay([a_record(name=name)])
+    library.quick.dd_training_step_end()
+    return cupti.calls()
+
+
+def test_a_step_that_was_armed_is_recorded_and_no_other(sampler: SamplerLibrary, cupti: MockCupti) -> None:
+    assert step(sampler, cupti, b"before") == []
+    assert sampler.arm() == lib.OK
+    assert cupti.calls() == [], "arming switches nothing"
+    assert step(sampler, cupti, b"armed") == ["register", "enable(10)", "disable(10)"]
+    assert step(sampler, cupti, b"after") == []
+    assert sampler.off() == lib.OK
+    taken = sampler.take()
+    assert ([key.name for key in taken.sums], taken.totals.steps) == (["armed"], 1)
+    assert sampler.take().totals.steps == 0
+    assert sampler.step_error() is None
+
+
+def test_it_stays_on_over_the_border_of_steps_that_are_both_armed(sampler: SamplerLibrary, cupti: MockCupti) -> None:
+    begin, end = sampler.quick.dd_training_step_begin, sampler.quick.dd_training_step_end
+    sampler.arm()
+    begin()
+    assert cupti.calls() == ["register", "enable(10)"]
+    for number in range(3):
+        sampler.arm()
+        end()
+        cupti.replay([a_record(name=b"between %d" % number)])
+        begin()
+        assert cupti.calls() == []
+    sampler.arm(lib.COPIES)
+    end()
+    begin()
+    assert cupti.calls() == ["enable(1)"], "only what is asked for besides is switched"
+    end()
+    assert cupti.calls() == ["disable(10)", "disable(1)"]
+    sampler.off()
+    taken = sampler.take()
+    assert {key.name for key in taken.sums} == {f"between {number}" for number in range(3)}
+    assert taken.totals.steps == 5
+
+
+def test_it_is_armed_again_while_the_step_before_is_still_delivered(sampler: SamplerLibrary, cupti: MockCupti) -> None:
+    cupti.c.mock_hold(True)
+    sampler.arm()
+    step(sampler, cupti, b"first")
+    sampler.flush()
+    sampler.arm()
+    cupti.calls()
+    assert step(sampler, cupti, b"second") == ["enable(10)", "disable(10)"], "what is registered stays so"
+    assert sampler.take().sums == {}
+    cupti.c.mock_hold(False)
+    sampler.flush()
+    assert {key.name for key in sampler.take().sums} == {"first", "second"}
+
+
+def test_a_step_that_switches_nothing_waits_for_no_flush(sampler: SamplerLibrary, cupti: MockCupti) -> None:
+    # Through a door that lets others run: a step that waits is to fail by its time.
+    door = ctypes.CDLL(sampler.quick._name)
+    begin, end = door.dd_training_step_begin, door.dd_training_step_end
+    for armed in (True, False):
+        if armed:
+            sampler.arm()
+            begin()
+        cupti.c.mock_gate(True)
+        flushing = threading.Thread(target=sampler.flush)
+        flushing.start()
+        try:
+            until(lambda: cupti.c.mock_waiting() == 1, 20, "a flush that waits")
+            for _ in range(2):
+                assert (sampler.arm() if armed else 0) == lib.OK
+                end()
+                begin()
+        finally:
+            cupti.c.mock_gate(False)
+            flushing.join()
+        end()
+    assert cupti.calls() == ["register", "enable(10)", "flush(0)", "disable(10)", "flush(0)"]
+    assert sampler.take().totals.steps == 3
+
+
+@pytest.mark.parametrize("act", ["off", "pause"])
+def test_what_was_asked_for_is_taken_back(sampler: SamplerLibrary, cupti: MockCupti, act: str) -> None:
+    begin, end = sampler.quick.dd_training_step_begin, sampler.quick.dd_training_step_end
+    sampler.on()
+    sampler.arm()
+    getattr(sampler, act)()
+    cupti.calls()
+    assert step(sampler, cupti, b"not armed any more") == []
+    sampler.arm()
+    begin()
+    sampler.arm()
+    getattr(sampler, act)()
+    cupti.calls()
+    end()
+    begin()
+    assert cupti.calls() == [], f"{act}() in a step holds over its end, too"
+    end()
+
+
+def test_one_that_was_switched_on_by_hand_is_on_until_it_is_switched_off(
+    sampler: SamplerLibrary, cupti: MockCupti
+) -> None:
+    sampler.arm()
+    sampler.quick.dd_training_step_begin()
+    sampler.on()
+    cupti.calls()
+    sampler.quick.dd_training_step_end()
+    assert cupti.calls() == []
+    sampler.pause()
+    assert cupti.calls() == ["disable(10)"]
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [("enable(10)", "cuptiActivityEnable gave 39"), ("disable(10)", "cuptiActivityDisable gave 39")],
+)
+def test_what_cupti_refuses_a_step_is_kept(sampler: SamplerLibrary, cupti: MockCupti, call: str, said: str) -> None:
+    cupti.c.mock_fail(call.encode(), 39)
+    sampler.arm()
+    step(sampler, cupti, b"refused")
+    assert (sampler.step_error(), sampler.step_error()) == (said, None)
+    assert sampler.take().totals.steps == (call != "enable(10)")
+    cupti.c.mock_fail(b"", 0)
+    assert step(sampler, cupti, b"not armed") == []
+    sampler.arm()
+    step(sampler, cupti, b"armed")
+    assert (sampler.step_error(), sampler.take().totals.steps) == (None, 1)
+
+
+Tag = tuple[bytes | None, bytes | None]
+
+
+def hand_over(
+    library: SamplerLibrary, trace: int, span: int, has_priority: bool, priority: int, tags: Sequence[Tag]
+) -> None:
+    names, values = ((ctypes.c_char_p * len(tags))(*texts) for texts in (zip(*tags, strict=True) if tags else ((), ())))
+    function = library.quick.dd_set_global_parent_context
+    function.argtypes = SET_ARGUMENTS
+    function(trace % 2**64, trace >> 64, span, has_priority, priority, names, values, len(tags))
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    trace=st.integers(0, 2**128 - 1),
+    span=st.integers(1, 2**64 - 1),
+    priority=st.none() | st.integers(-(2**31), 2**31 - 1),
+    tags=st.lists(st.tuples(*[st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=80)] * 2)),
+)
+def test_a_parent_is_kept_as_it_was_handed_over(
+    closed: SamplerLibrary, trace: int, span: int, priority: int | None, tags: list[tuple[str, str]]
+) -> None:
+    tags = [(name.encode()[:63].decode(errors="ignore"), value[:60]) for name, value in tags]
+    encoded = [(name.encode(), value.encode()) for name, value in tags]
+    hand_over(closed, trace, span, priority is not None, 7 if priority is None else priority, encoded)
+    most = closed.limits.tags
+    assert closed.parent() == lib.Parent(trace, span, priority, tuple(tags[:most]), max(0, len(tags) - most))
+    closed.quick.dd_clear_global_parent_context()
+    assert closed.parent() is None
+
+
+def test_of_a_long_tag_the_beginning_is_kept(closed: SamplerLibrary) -> None:
+    hand_over(closed, 1, 2, True, 1, [(b"n" * 9999, b"v" * 9999), (b"rank", b"3")])
+    parent = closed.parent()
+    assert parent is not None
+    assert parent.tags == (("n" * (closed.limits.tag_name - 1), "v" * (closed.limits.tag_value - 1)), ("rank", "3"))
+
+
+def test_tags_that_are_not_there_are_left_out(closed: SamplerLibrary) -> None:
+    hand_over(closed, 1, 2, False, 0, [(None, b"1"), (b"rank", None), (b"service", b"zug")])
+    assert closed.parent() == lib.Parent(1, 2, None, (("service", "zug"),), 2)
+    closed.quick.dd_set_global_parent_context(1, 0, 2, False, 0, None, None, 3)
+    assert closed.parent() == lib.Parent(1, 2, None, (), 3)
+
+
+def test_it_is_found_where_it_is_built_of_this_version(
+    libraries: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other.c"
+    other.write_text(f"unsigned ks_interface(void) {{ return {lib.INTERFACE - 1}; }}")
+    (tmp_path / "text.so").write_text("no library")
+    stale = compiled([other], tmp_path / "other.so", "-shared", "-fPIC")
+    for file, found in (
+        (libraries[0], libraries[0]),
+        (stale, None),
+        (libraries[1], None),
+        (tmp_path / "text.so", None),
+        (tmp_path / "nothing.so", None),
+    ):
+        monkeypatch.setattr(lib, "_FILE", file)
+        assert lib.find() == found
+
+
+def test_nobody_else_sees_its_functions(closed: SamplerLibrary) -> None:
+    assert closed.quick.dd_training_step_begin
+    for name in ("dd_training_step_begin", "dd_set_global_parent_context", "ks_on"):
+        with pytest.raises(AttributeError):
+            ctypes.PyDLL(None)[name]
+
+
+def test_the_libcupti_that_is_mapped_is_found(tmp_path: Path, libraries: tuple[Path, Path]) -> None:
+    (tmp_path / "a lib").mkdir()
+    file = tmp_path / "a lib" / "libcupti.so.13"
+    assert lib.libcupti() is None
+    shutil.copy(libraries[1], file)
+    ctypes.CDLL(str(file))
+    assert lib.libcupti() == str(file)
+    file.unlink()
+    assert lib.libcupti() is None, "it is there no more"
+
+
+def test_two_names_that_are_no_text_stay_two(sampler: SamplerLibrary, cupti: MockCupti) -> None:
+    sampler.on()
+    cupti.replay([a_record(name=name) for name in (b"\xff", b"\xfe", "\ufffd".encode())])
+    sampler.off()
+    assert {key.name for key in sampler.take().sums} == {"\\xff", "\\xfe", "\ufffd"}
+
+
 def status_of(child: int) -> int:
     try:
         _, status = until(lambda: ended if (ended := os.waitpid(child, os.WNOHANG))[0] else None, 10, "the child's end")
@@ -454,7 +676,9 @@ def status_of(child: int) -> int:
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_forked_child_is_off_and_never_waits(sampler: SamplerLibrary, cupti: MockCupti) -> None:
-    sampler.on()
+    hand_over(sampler, 3, 4, False, 0, [])
+    sampler.arm()
+    sampler.quick.dd_training_step_begin()
     cupti.replay([a_record()])
     cupti.c.mock_gate(True)
     switching = threading.Thread(target=sampler.off)
@@ -467,6 +691,9 @@ def test_a_forked_child_is_off_and_never_waits(sampler: SamplerLibrary, cupti: M
             cupti.c.mock_gate(False)
             acts = (sampler.on, sampler.pause, sampler.flush, sampler.off, sampler.arm)
             said = {act() for act in acts} | {sampler.open("libm.so.6"), sampler.keep(3)}
+            step(sampler, cupti, b"in a child")
+            hand_over(sampler, 1, 2, True, 3, [])
+            said |= {lib.FORKED} if sampler.parent() is sampler.step_error() is None else {lib.OK}
             silent = said == {lib.FORKED} and sampler.error == "off in a forked child" and cupti.calls() == []
             os._exit(0 if silent and cupti.hoard()[0] == 0 else 1)
         finally:
@@ -477,6 +704,19 @@ def test_a_forked_child_is_off_and_never_waits(sampler: SamplerLibrary, cupti: M
         cupti.c.mock_gate(False)
         switching.join()
     assert sampler.take().totals.records == 1
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_child_has_no_parent_even_where_nothing_was_opened(closed: SamplerLibrary) -> None:
+    hand_over(closed, 3, 4, False, 0, [])
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(0 if closed.parent() is None else 1)
+        finally:
+            os._exit(2)
+    assert status_of(child) == 0
+    assert closed.parent() is not None
 
 
 @pytest.mark.usefixtures("sampler")
