@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 from ddtrace_pytorch.kernels import sampler_library as lib
 from ddtrace_pytorch.kernels.native import SET_ARGUMENTS
 from ddtrace_pytorch.kernels.sampler_library import COPY, FILL, KERNEL, SamplerLibrary, Sum
+from ddtrace_pytorch.kernels.step_signals import StepSignals
 
 DIRECTIONS = ("", " HtoD", " DtoH", " HtoA", " AtoH", " AtoA", " AtoD", " DtoA", " DtoD", " HtoH", " PtoP")
 
@@ -525,6 +526,21 @@ def test_a_step_that_switches_nothing_waits_for_no_flush(sampler: SamplerLibrary
         end()
     assert cupti.calls() == ["register", "enable(10)", "flush(0)", "disable(10)", "flush(0)"]
     assert sampler.take().totals.steps == 3
+
+
+def test_steps_are_heard_of_by_way_of_the_native_tracers_functions(sampler: SamplerLibrary, cupti: MockCupti) -> None:
+    signals = StepSignals(sampler.quick)
+    signals.look()
+    sampler.arm()
+    assert cupti.calls() == []
+    signals.turn()
+    assert cupti.calls() == ["register", "enable(10)"]
+    signals.turn()
+    assert cupti.calls() == ["disable(10)"]
+    sampler.arm()
+    signals.turn()
+    signals.close()
+    assert cupti.calls() == ["enable(10)", "disable(10)"]
 
 
 @pytest.mark.parametrize("act", ["off", "pause"])
