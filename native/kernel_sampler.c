@@ -765,7 +765,7 @@ EXPORT void dd_training_step_begin(void)
     unsigned wanted = atomic_load_explicit(&armed, memory_order_relaxed);
     if (!wanted)
         return;
-    if (0) {
+    if (atomic_load(&stepping) == wanted && !atomic_load(&forked)) {
         /* On already. Where it goes off at this moment, that holds: nothing is switched here. */
         if (atomic_compare_exchange_strong(&armed, &wanted, 0))
             atomic_fetch_add(&steps, 1);
