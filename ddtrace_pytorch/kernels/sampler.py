@@ -150,7 +150,7 @@ class Sampler:
         self._waiting: deque[Run] = deque(maxlen=_REMEMBERED)
         self._closed = False
         self._taking = threading.Lock()
-        self._signals = StepSignals(library.quick)
+        self._signals = StepSignals(ours=library.quick, theirs=False)
 
     @property
     def tracer(self) -> Any:
