@@ -43,13 +43,13 @@ JOBS = ["gpu-ddp", "gpu-fsdp2"]
 HOST_SHARE = 0.2
 
 
-def gpu_step(sharded: bool) -> Callable[[], None]:
+def gpu_step(sharded: bool, batch: int = 8) -> Callable[[], None]:
     """An eager 8-layer transformer in bf16, the batch of every rank already on the device."""
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
     torch.manual_seed(0)
-    width, heads, length, batch = 1024, 16, 512, 8
+    width, heads, length = 1024, 16, 512
     blocks = [
         torch.nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
         for _ in range(8)

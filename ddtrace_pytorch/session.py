@@ -37,6 +37,7 @@ from ddtrace_pytorch.identity.topology import find_nodes, this_node
 from ddtrace_pytorch.kernels.native import Context, NativeParent
 from ddtrace_pytorch.kernels.profilers import Profilers
 from ddtrace_pytorch.kernels.requests import Requests
+from ddtrace_pytorch.kernels.sampler import Sampler, made
 from ddtrace_pytorch.kernels.windows import Windows
 from ddtrace_pytorch.lookout import Lookout
 from ddtrace_pytorch.pulse import Pulse, task
@@ -51,6 +52,7 @@ from ddtrace_pytorch.termination import Handler
 from ddtrace_pytorch.threads import leave_signals_to_others, on_main_thread
 from ddtrace_pytorch.training.checkpoint_spans import Checkpoints
 from ddtrace_pytorch.training.observer import Training
+from ddtrace_pytorch.training.progress import Step
 from ddtrace_pytorch.training.steps import Steps
 from ddtrace_pytorch.whereabouts import Whereabouts
 
@@ -106,7 +108,6 @@ class Session:
         )
         self.checkpoints = Checkpoints(self.tell)
         self._parent = parenthood.RankParent(self.span)
-        self._native = NativeParent(self._native_context)
         self._exporter = Exporter(settings, member.rank, self._clock, self._identity, self._run_ids)
         self._collectives: Collectives | None = None
         if member.store is not None and settings.collectives != "off":
@@ -133,7 +134,13 @@ class Session:
             (member.rank, member.world_size, member.backend),
             self._run_ids,
         )
-        self._training.chosen = self.windows.takes
+        # Where torch comes later there is no process group, and the sampler goes without.
+        torch = sys.modules.get("torch")
+        self._sampler: Sampler | None = (
+            None if torch is None else made(torch, settings, self._clock, self.span, self._exporter, steps, profilers)
+        )
+        self._native = NativeParent(self._native_context, ours=None if self._sampler is None else self._sampler.tracer)
+        self._training.chosen = self._is_looked_into
         self._training.very_slow = self.windows.was_slow
         self.windows.follow = lambda: self._training.at_turns(self.windows.turned)
         self._exporter.look = Requests(member.rank, self.windows.ask, self.windows.is_over).look
@@ -158,11 +165,13 @@ class Session:
         self._handler = handler
         keep = task("keep where this rank is", self._lookout.keep, math.inf)
         read = task("read a profiler window", self.windows.read, math.inf)
+        sampled = task("take what was sampled", self._take_sampled, math.inf)
         self._pulse = Pulse(
             [
                 task("beat", self._beat, BEAT_SECONDS),
                 keep,
                 read,
+                sampled,
                 task("sum up", self._summarise, settings.summary_seconds),
                 task("rotate the rank span", self.rotate, settings.rotation_seconds),
                 task(
@@ -176,6 +185,8 @@ class Session:
             self._on_signals,
         )
         self.windows.wake = lambda: self._pulse.want(read)
+        if self._sampler is not None:
+            self._sampler.wake = lambda: self._pulse.want(sampled)
         if ledger is not None:
             # A rank may die in it before the next beat, and only a beat says what its number means.
             ledger.on_new = safely("keep what is new")(lambda cell: self._pulse.want(keep))
@@ -207,6 +218,9 @@ class Session:
         self._watch_collectives()
         self._training.open()
         self.windows.open()
+        if self._sampler is not None:
+            self._sampler.open()
+            self._training.at_turns(self._sampler.turned)
         if self._records is not None:
             self._records.open()
 
@@ -242,6 +256,8 @@ class Session:
             self._records.gather(before_export)
         self._close_training(end)
         self.windows.close(before_export)
+        if self._sampler is not None:
+            self._sampler.close(before_export)
         if self._records is not None:
             self._records.close()
         self._finish(end)
@@ -304,6 +320,8 @@ class Session:
         self._lookout.abandon()
         self._training.abandon()
         self.windows.abandon()
+        if self._sampler is not None:
+            self._sampler.abandon()
         if self._collectives is not None:
             self._collectives.abandon()
 
@@ -484,6 +502,8 @@ class Session:
         self._handler.look()
         self._training.beat()
         self.windows.beat()
+        if self._sampler is not None:
+            self._sampler.beat()
         steps = self._training.count
         beat: dict[str, Any] = {"type": "beat", "ts": self._clock.now(), "seq": self._beats, "steps": steps}
         learnt: dict[str, Fact] = {"pytorch.steps": steps}
@@ -495,6 +515,16 @@ class Session:
             self._records.beat()
         self._exporter.put(beat | self._lookout.beat())
         self._exporter.wake()
+
+    def _take_sampled(self) -> None:
+        if self._sampler is not None:
+            self._sampler.take()
+
+    def _is_looked_into(self, step: Step) -> bool:
+        """Whether what the GPU did in a step is told, so that it gets a span. Both are to know of it."""
+        profiled = self.windows.takes(step)
+        sampled = self._sampler is not None and self._sampler.takes(step)
+        return profiled or sampled
 
     @safely("tell of checkpoints")
     def _tell_of_checkpoints(self, last: bool = False) -> None:
@@ -510,6 +540,8 @@ class Session:
         if self._records is not None:
             self._records.summarise()
         self._training.summarise()
+        if self._sampler is not None:
+            self._sampler.summarise()
 
     def rotate(self) -> None:
         ended = self.span.rotate(self._clock.now())

@@ -392,6 +392,20 @@ TABLE: tuple[Setting, ...] = (
         "The role of this process, such as `trainer`, `rollout` or `reward`.",
     ),
     Setting(
+        "DD_PYTORCH_KERNEL_EVERY",
+        "kernel_every",
+        _whole(0, 10**9),
+        "0",
+        "On a GPU, the kernels of one step in so many are counted; 0: of none.",
+    ),
+    Setting(
+        "DD_PYTORCH_KERNEL_BUDGET",
+        "kernel_budget",
+        _number(0.001, 100.0),
+        "1",
+        "What that may cost, in percent of the time of all steps; beyond that it is done less often.",
+    ),
+    Setting(
         "DD_PYTORCH_PROFILE_EVERY",
         "profile_every",
         _whole(0, 10**9),
@@ -494,6 +508,8 @@ class Settings:
     log_metadata: tuple[tuple[str, str], ...]
     records: bool
     source: str
+    kernel_every: int
+    kernel_budget: float
     profile_every: int
     profile_warmup: int
     profile_active: int

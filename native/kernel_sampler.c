@@ -1,5 +1,8 @@
 /* What the GPU spends its time in: counts the records of CUPTI's activity API, by kernel and stream.
  *
+ * It has the four dd_* functions of Datadog's native tracer, too: what is told that one of steps and of the open span is
+ * told this one where that one isn't there. It is loaded with RTLD_LOCAL, so its dd_* hide nobody's.
+ *
  * A plain shared library, to be loaded with ctypes; it knows neither Python nor CUDA's headers. Nothing here runs
  * Python, so nothing waits for the interpreter's lock on the threads that CUPTI calls from.
  *
@@ -8,7 +11,9 @@
  *             a flush waits for them.
  *   counting  held while a buffer's records are counted, and by ks_take() for as long as two pointers take to change.
  *   taking    one ks_take() at a time; not needed to switch, so a step never waits for a copy.
- * Asking for a buffer takes no lock: CUPTI does that on the thread that launches a kernel.
+ *   telling   held for as long as a copy of the parent, or of an error, takes; no other is taken under it.
+ * Asking for a buffer takes no lock: CUPTI does that on the thread that launches a kernel. Nor does a step's beginning or
+ * end, but where it switches: then it waits for a switch or a flush that is under way.
  *
  * A forked child has copies of locks that nobody will open. There every call gives FORKED and takes none.
  *
@@ -31,7 +36,7 @@
 #include <string.h>
 #include <time.h>
 
-#define INTERFACE 1
+#define INTERFACE 2
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -46,6 +51,9 @@
 #define SLOTS 4096u /* of a hash table: a power of two, and twice what is in it */
 #define RECENT 4096u
 #define NONE UINT32_MAX
+#define TAGS 16u
+#define TAG_NAME 64u /* bytes, the last of them zero; of what is longer the beginning is kept */
+#define TAG_VALUE 256u
 
 /* How far a record may lie before the start or after the present, in ns: what clocks of GPU and host may differ by. */
 #define SLACK UINT64_C(1000000000)
@@ -88,8 +96,22 @@ typedef struct {
     uint64_t rows_full, names_full, names_cut;  /* records, records, names */
     uint64_t dropped[REASONS];
     uint64_t cupti_dropped, late_buffers, late_bytes, strays, refusals;
-    uint64_t held; /* buffers that CUPTI has, now */
+    uint64_t held;  /* buffers that CUPTI has, now */
+    uint64_t steps; /* that began with it on since ks_arm() asked for that */
 } Totals;
+
+typedef struct {
+    char name[TAG_NAME], value[TAG_VALUE];
+} Tag;
+
+/* Whom what the GPU does belongs to, as it was handed over last. */
+typedef struct {
+    uint64_t trace_lo, trace_hi, span;
+    uint32_t has_priority;
+    int32_t priority;
+    uint64_t many, left_out; /* tags */
+    Tag tags[TAGS];
+} Context;
 
 static struct {
     int (*register_callbacks)(void (*)(uint8_t **, size_t *, size_t *),
@@ -103,8 +125,13 @@ static struct {
 } cupti;
 
 static pthread_mutex_t control = PTHREAD_MUTEX_INITIALIZER, counting = PTHREAD_MUTEX_INITIALIZER,
-                       taking = PTHREAD_MUTEX_INITIALIZER;
+                       taking = PTHREAD_MUTEX_INITIALIZER, telling = PTHREAD_MUTEX_INITIALIZER;
 static atomic_bool forked;
+
+static void in_child(void) { atomic_store(&forked, true); }
+
+/* As it is loaded: a parent may be handed over, and a child forked, before anything is opened. */
+__attribute__((constructor)) static void begin(void) { pthread_atfork(NULL, NULL, in_child); }
 
 /* What was wrong with the last call of this thread. */
 static _Thread_local char error[512];
@@ -119,6 +146,7 @@ __attribute__((format(printf, 2, 3))) static int fail(int code, const char *form
 }
 
 static int fail_forked(void) { return fail(FORKED, "off in a forked child"); }
+static int fail_flags(uint32_t flags) { return fail(ARGUMENT, "flags of 0 to 3, not %u", flags); }
 
 static uint64_t now(void)
 {
@@ -410,11 +438,17 @@ static void buffer_completed(void *context, uint32_t stream, uint8_t *buffer, si
 
 /* ---- What the caller calls. All give OK, or what is wrong; ks_error() then says it in words. ---- */
 
-static bool is_open;
+static atomic_bool is_open; /* changed under `control` */
 static unsigned enabled; /* bits of `kinds` */
 static const uint32_t kinds[] = {CONCURRENT_KERNEL, MEMCPY, MEMSET};
 
-static void in_child(void) { atomic_store(&forked, true); }
+/* For steps: what the next one is to be switched on with, 0: not at all; and what this one was. Changed under `control`
+ * but by ks_arm(), and read without. */
+static atomic_uint armed, stepping;
+static atomic_ullong steps;
+/* What was wrong with the last switch of a step that gave anything but OK; under `telling`. */
+static int step_result;
+static char step_error[sizeof error];
 
 EXPORT uint32_t ks_interface(void) { return INTERFACE; }
 
@@ -422,12 +456,13 @@ EXPORT uint32_t ks_interface(void) { return INTERFACE; }
 EXPORT const char *ks_error(void) { return error; }
 
 /* Fills in the first `room` of: the bytes of a row, of a raw record and of the totals, the number of rows, names' bytes
- * and raw records that ks_take() wants room for, buckets of a row, reasons, names, bytes of a name, buffers, and a
- * buffer's bytes. Gives how many there are. */
+ * and raw records that ks_take() wants room for, buckets of a row, reasons, names, bytes of a name, buffers, a buffer's
+ * bytes, the bytes of a context, its tags, and the bytes of a tag's name and value. Gives how many there are. */
 EXPORT uint32_t ks_limits(uint32_t *into, uint32_t room)
 {
     static const uint32_t limits[] = {sizeof(Row), sizeof(Raw), sizeof(Totals), 1 + ROWS, NAME_BYTES, RAWS,
-                                      BUCKETS,     REASONS,     NAMES,          NAME_AT_MOST, BUFFERS, BUFFER};
+                                      BUCKETS,     REASONS,     NAMES,          NAME_AT_MOST, BUFFERS, BUFFER,
+                                      sizeof(Context), TAGS,    TAG_NAME,       TAG_VALUE};
     const uint32_t many = sizeof limits / sizeof *limits;
     for (uint32_t i = 0; i < room && i < many; i++)
         into[i] = limits[i];
@@ -473,12 +508,11 @@ static int open_library(const char *name)
         return result;
     }
     if (!active) {
-        pthread_atfork(NULL, NULL, in_child);
         reset(&tables[0]);
         reset(&tables[1]);
         active = &tables[0];
     }
-    is_open = true;
+    atomic_store(&is_open, true);
     return OK;
 }
 
@@ -491,7 +525,7 @@ EXPORT int ks_open(const char *libcupti)
     if (!libcupti)
         return fail(ARGUMENT, "no name of CUPTI's library");
     pthread_mutex_lock(&control);
-    int result = is_open ? OK : open_library(libcupti);
+    int result = atomic_load(&is_open) ? OK : open_library(libcupti);
     pthread_mutex_unlock(&control);
     return result;
 }
@@ -553,18 +587,51 @@ static int start(unsigned wanted)
     return result;
 }
 
-static int switched(int (*act)(unsigned), unsigned argument)
+static int fail_unless_usable(void)
 {
     if (atomic_load(&forked))
         return fail_forked();
+    return atomic_load(&is_open) ? OK : fail(NOT_OPEN, "CUPTI's library isn't open");
+}
+
+static int switched(int (*act)(unsigned), unsigned argument)
+{
+    int result = fail_unless_usable();
+    if (result)
+        return result;
     pthread_mutex_lock(&control);
-    int result = is_open ? act(argument) : fail(NOT_OPEN, "CUPTI's library isn't open");
+    result = act(argument);
     pthread_mutex_unlock(&control);
     return result;
 }
 
-static int pause_(unsigned unused) { (void)unused; return record(0); }
-static int off(unsigned unused) { (void)unused; return atomic_load(&listening) ? stop() : OK; }
+/* Nothing comes on by itself after this: neither with a step, nor goes on over the end of one. */
+static void disarm(void)
+{
+    atomic_store(&armed, 0);
+    atomic_store(&stepping, 0);
+}
+
+static int on(unsigned wanted)
+{
+    atomic_store(&stepping, 0);
+    return start(wanted);
+}
+
+static int pause_(unsigned unused)
+{
+    (void)unused;
+    disarm();
+    return record(0);
+}
+
+static int off(unsigned unused)
+{
+    (void)unused;
+    disarm();
+    return atomic_load(&listening) ? stop() : OK;
+}
+
 static int flush(unsigned unused)
 {
     (void)unused;
@@ -575,11 +642,12 @@ static int flush(unsigned unused)
  * flags: those count from now on. Where it fails, it is off. */
 EXPORT int ks_on(uint32_t flags)
 {
-    return flags > 3 ? fail(ARGUMENT, "flags of 0 to 3, not %u", flags) : switched(start, 1 | flags << 1);
+    return flags > 3 ? fail_flags(flags) : switched(on, 1 | flags << 1);
 }
 
 /* Records nothing that is launched from now on, while what was launched before still counts when it ends. Before
- * ks_off(), which loses what the GPU hasn't done yet: it lags behind the host by up to a step. */
+ * ks_off(), which loses what the GPU hasn't done yet: it lags behind the host by up to a step. This and ks_off() take
+ * back what ks_arm() asked for. */
 EXPORT int ks_pause(void) { return switched(pause_, 0); }
 
 /* Has CUPTI hand over what has ended; it does so by itself only when a buffer is full. A switch waits for it. */
@@ -587,6 +655,31 @@ EXPORT int ks_flush(void) { return switched(flush, 0); }
 
 /* Records nothing any more, has CUPTI hand over everything, and hears nothing afterwards. */
 EXPORT int ks_off(void) { return switched(off, 0); }
+
+/* Has the next step be recorded, with flags as for ks_on(): from dd_training_step_begin() to the dd_training_step_end()
+ * after it, which pauses. Where this is called again before that end, it stays on over the border of the two. */
+EXPORT int ks_arm(uint32_t flags)
+{
+    int result = flags > 3 ? fail_flags(flags) : fail_unless_usable();
+    if (result == OK)
+        atomic_store(&armed, 1 | flags << 1);
+    return result;
+}
+
+/* Gives what the last switch of a step gave that failed since this was called last, with its words in `into`; else OK,
+ * and no words. */
+EXPORT int ks_step_error(char *into, uint32_t room)
+{
+    if (atomic_load(&forked))
+        return fail_forked();
+    pthread_mutex_lock(&telling);
+    int result = step_result;
+    snprintf(into, room, "%s", step_error);
+    step_result = OK;
+    step_error[0] = 0;
+    pthread_mutex_unlock(&telling);
+    return result;
+}
 
 /* Keeps the first `many` records as they are, of those that ks_take() will take next; 0: none. */
 EXPORT int ks_keep(uint32_t many)
@@ -627,8 +720,116 @@ EXPORT int ks_take(Row *rows, uint32_t room_rows, char *names, uint32_t room_nam
         totals->strays = atomic_exchange(&strays, 0);
         totals->refusals = atomic_exchange(&refusals, 0);
         totals->held = (uint64_t)__builtin_popcount(atomic_load(&held));
+        totals->steps = atomic_exchange(&steps, 0);
         reset(full);
     }
     pthread_mutex_unlock(&taking);
     return full ? OK : fail(NOT_OPEN, "CUPTI's library isn't open");
+}
+
+/* ---- The native tracer's own functions. None gives anything back. ---- */
+
+/* Under `control`. */
+static int step_on(unsigned unused)
+{
+    (void)unused;
+    /* Taken back meanwhile, perhaps. */
+    unsigned wanted = atomic_exchange(&armed, 0);
+    if (!wanted)
+        return OK;
+    int result = start(wanted);
+    atomic_store(&stepping, result ? 0 : wanted);
+    atomic_fetch_add(&steps, result == OK);
+    return result;
+}
+
+static int step_off(unsigned unused)
+{
+    (void)unused;
+    return atomic_exchange(&stepping, 0) ? record(0) : OK;
+}
+
+static void switched_by_step(int (*act)(unsigned))
+{
+    int result = switched(act, 0);
+    if (result == OK || result == FORKED)
+        return;
+    pthread_mutex_lock(&telling);
+    step_result = result;
+    memcpy(step_error, error, sizeof step_error);
+    pthread_mutex_unlock(&telling);
+}
+
+EXPORT void dd_training_step_begin(void)
+{
+    unsigned wanted = atomic_load_explicit(&armed, memory_order_relaxed);
+    if (!wanted)
+        return;
+    if (atomic_load(&stepping) == wanted && !atomic_load(&forked)) {
+        /* On already. Where it goes off at this moment, that holds: nothing is switched here. */
+        if (atomic_compare_exchange_strong(&armed, &wanted, 0))
+            atomic_fetch_add(&steps, 1);
+        return;
+    }
+    switched_by_step(step_on);
+}
+
+EXPORT void dd_training_step_end(void)
+{
+    if (!atomic_load_explicit(&stepping, memory_order_relaxed) || atomic_load_explicit(&armed, memory_order_relaxed))
+        return;
+    switched_by_step(step_off);
+}
+
+static Context parent; /* under `telling` */
+
+/* Copies what fits; bytes behind its end are zero. */
+static void copy(char *into, size_t room, const char *text)
+{
+    size_t length = strnlen(text, room - 1);
+    memcpy(into, text, length);
+    memset(into + length, 0, room - length);
+}
+
+EXPORT void dd_set_global_parent_context(uint64_t trace_id_lo, uint64_t trace_id_hi, uint64_t span_id,
+                                         bool has_sampling_priority, int sampling_priority, const char *const *keys,
+                                         const char *const *values, size_t count)
+{
+    if (atomic_load(&forked))
+        return;
+    pthread_mutex_lock(&telling);
+    parent = (Context){.trace_lo = trace_id_lo,
+                       .trace_hi = trace_id_hi,
+                       .span = span_id,
+                       .has_priority = has_sampling_priority,
+                       .priority = has_sampling_priority ? sampling_priority : 0};
+    for (size_t i = 0; keys && values && i < count; i++) {
+        if (parent.many == TAGS || !keys[i] || !values[i])
+            continue;
+        Tag *tag = &parent.tags[parent.many++];
+        copy(tag->name, sizeof tag->name, keys[i]);
+        copy(tag->value, sizeof tag->value, values[i]);
+    }
+    parent.left_out = count - parent.many;
+    pthread_mutex_unlock(&telling);
+}
+
+EXPORT void dd_clear_global_parent_context(void)
+{
+    if (atomic_load(&forked))
+        return;
+    pthread_mutex_lock(&telling);
+    memset(&parent, 0, sizeof parent);
+    pthread_mutex_unlock(&telling);
+}
+
+/* Gives the parent that was handed over last; all zero where there is none, or none any more. */
+EXPORT int ks_context(Context *into)
+{
+    if (atomic_load(&forked))
+        return fail_forked();
+    pthread_mutex_lock(&telling);
+    *into = parent;
+    pthread_mutex_unlock(&telling);
+    return OK;
 }

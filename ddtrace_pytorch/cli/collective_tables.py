@@ -12,7 +12,7 @@ from ddtrace_pytorch.cli.slow_groups import SlowGroup
 from ddtrace_pytorch.cli.stragglers import Lateness, Stragglers
 from ddtrace_pytorch.cli.summary import Attempt
 from ddtrace_pytorch.cli.tables import line, row, size, span, speed, table
-from ddtrace_pytorch.cli.window_tables import late_in_words
+from ddtrace_pytorch.cli.window_tables import COUNTED, PROFILED, late_in_words
 from ddtrace_pytorch.collectives.surface import ALL_WAIT_FOR_ALL
 from ddtrace_pytorch.stalls.telling import in_words
 
@@ -193,8 +193,9 @@ def blame(attempt: Attempt) -> Iterator[str]:
     for one in attempt.stragglers:
         if is_clear(one, attempt):
             yield _sentence(one)
-    if attempt.windows.late is not None:
-        yield late_in_words(attempt.windows.late)
+    for windows, of in ((attempt.windows, PROFILED), (attempt.kernels, COUNTED)):
+        if windows.late is not None:
+            yield late_in_words(windows.late, of)
     for slow in attempt.slow_groups[:GROUPS_SHOWN]:
         yield slow_in_words(slow)
 

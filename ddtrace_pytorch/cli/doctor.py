@@ -29,6 +29,7 @@ from ddtrace_pytorch.cli import probes
 from ddtrace_pytorch.cli.command_line import CommandLine, look_at
 from ddtrace_pytorch.cli.terminal import standard_output
 from ddtrace_pytorch.identity import job as jobs
+from ddtrace_pytorch.kernels import sampler_library
 from ddtrace_pytorch.patch import SUPPORTED_TORCH
 from ddtrace_pytorch.plain_numbers import BUILD_ANEW, Part, part
 from ddtrace_pytorch.visible import visible
@@ -60,6 +61,7 @@ class Facts:
     install: str
     python: str
     c_part: Part
+    sampler: bool
     packages: dict[str, str | None]
     pth: str | None
     pth_beside: str | None
@@ -94,6 +96,7 @@ def gather(
         install=install,
         python=f"{platform.python_version()} ({sys.executable})",
         c_part=part,
+        sampler=sampler_library.find() is not None,
         packages={name: _version(name) for name in NEEDED},
         pth=_pth(),
         pth_beside=_existing(os.path.join(location, PTH)) if install == WHEEL else None,
@@ -154,6 +157,7 @@ def _versions(facts: Facts) -> Iterator[Line]:
     yield GOOD, f"{NAME} {__version__}, {facts.install}: {facts.location}"
     yield GOOD, f"Python {facts.python}"
     yield _counting(facts)
+    yield (GOOD, "kernel sampler: built") if facts.sampler else (NOTE, "kernel sampler: not built")
     for name, wanted in NEEDED.items():
         version = facts.packages[name]
         if version is None:

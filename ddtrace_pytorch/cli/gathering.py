@@ -24,6 +24,7 @@ class _OfLog:
     collectives: collectives.Gathering
     records: records.Gathering = field(default_factory=records.Gathering)
     stalls: Stalls = field(default_factory=Stalls)
+    kernels: windows.Gathering = field(default_factory=windows.Gathering)
     windows: windows.Gathering = field(default_factory=windows.Gathering)
     view: RankView | None = None
 
@@ -34,7 +35,8 @@ class _OfLog:
             (collectives.TYPES, partial(self.collectives.add, rank)),
             (records.TYPES, partial(self.records.add, rank)),
             (stalls.TYPES, partial(self.stalls.add, rank)),
-            (windows.TYPES, partial(self.windows.add, rank)),
+            (windows.PROFILED, partial(self.windows.add, rank)),
+            (windows.COUNTED, partial(self.kernels.add, rank)),
             *(() if self.view is None else self.view.takers()),
         ]
         found: defaultdict[str, list[Take]] = defaultdict(list)
@@ -52,6 +54,7 @@ class Gathered:
     collectives: collectives.Collectives
     records: records.Recorded
     stalls: Stalls
+    kernels: windows.Windows
     windows: windows.Windows
 
 
@@ -60,7 +63,7 @@ def gather(logs: Sequence[RankLog], calls: int, progress: Progress, view: View |
     if that is wanted."""
     of_ranks = []
     talked, recorded, stalled = collectives.Gathering(calls), records.Gathering(), Stalls()
-    profiled = windows.Gathering()
+    profiled, counted = windows.Gathering(), windows.Gathering()
 
     def of_log(log: RankLog) -> _OfLog:
         one = _OfLog(
@@ -81,10 +84,11 @@ def gather(logs: Sequence[RankLog], calls: int, progress: Progress, view: View |
         recorded.pour(one.records)
         stalled.pour(one.stalls)
         profiled.pour(one.windows)
+        counted.pour(one.kernels)
         if view is not None and one.view is not None:
             view.add(log.rank, one.view)
         progress("reading", done, len(logs))
-    return Gathered(steps.told(of_ranks), talked.told(), recorded.told(), stalled, profiled.told())
+    return Gathered(steps.told(of_ranks), talked.told(), recorded.told(), stalled, counted.told(), profiled.told())
 
 
 def of_each(task: Callable[[RankLog], T], logs: Sequence[RankLog]) -> Iterator[T]:

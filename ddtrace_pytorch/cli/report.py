@@ -27,7 +27,7 @@ from ddtrace_pytorch.cli.step_tables import render_steps
 from ddtrace_pytorch.cli.summary import Attempt, Job, Rank, Report, compact, gpus_by_name, summarise
 from ddtrace_pytorch.cli.tables import duration, known, line, notes, row, size, span, table
 from ddtrace_pytorch.cli.terminal import standard_output
-from ddtrace_pytorch.cli.window_tables import render_windows
+from ddtrace_pytorch.cli.window_tables import COUNTED, PROFILED, render_windows
 from ddtrace_pytorch.collectives.dump_files import is_dump
 from ddtrace_pytorch.identity.introduction import GENERATED
 from ddtrace_pytorch.runlog.reader import TRAINER
@@ -116,7 +116,8 @@ def _render_attempt(attempt: Attempt, console: Console) -> None:
     render_records(attempt.recorded, console)
     render_collectives(attempt, console)
     render_single_calls(attempt, console)
-    render_windows(attempt.windows, console)
+    render_windows(attempt.windows, PROFILED, console)
+    render_windows(attempt.kernels, COUNTED, console)
     render_stragglers(attempt, console)
     render_stalls(attempt, console)
 

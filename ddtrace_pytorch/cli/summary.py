@@ -93,7 +93,8 @@ class Attempt(Start):
     is who waited for whom. `collectives_setting` is what DD_PYTORCH_COLLECTIVES was: several words where the ranks
     don't agree, empty where older versions didn't say. Of the `single_calls` told of one by one, as many as were asked
     for are in `slowest_calls`. `slow_groups` talk more slowly than others like them. `recorded` is what the user's code
-    said. `stalls_uncounted` are records of stalls beyond the first thousand. `windows` are those of torch's profiler.
+    said. `stalls_uncounted` are records of stalls beyond the first thousand. `windows` are those of torch's profiler,
+    `kernels` the steps whose kernels were counted.
 
     A rank without a log is in `ranks_not_logged` if every log there is says that it was not to write one
     (DD_PYTORCH_LOG_RANKS), otherwise in `ranks_missing`.
@@ -117,6 +118,7 @@ class Attempt(Start):
     stalls: list[Stall]
     stalls_uncounted: int
     windows: Windows
+    kernels: Windows
     ranks: list[Rank]
 
 
@@ -228,7 +230,8 @@ def summarise(
         if views is not None and view is not None:
             views[one.incarnation] = view
         said = gathered.collectives
-        one.steps, one.recorded, one.windows = gathered.steps, gathered.records, gathered.windows
+        one.steps, one.recorded = gathered.steps, gathered.records
+        one.windows, one.kernels = gathered.windows, gathered.kernels
         one.stalls, one.stalls_uncounted = gathered.stalls.told(), gathered.stalls.uncounted
         one.collectives, one.stragglers = said.groups, said.stragglers
         one.slow_groups = slow_among(said.talks, one.duration_s or 0.0)
@@ -331,6 +334,7 @@ def _attempt(number: int, facts: list[_RankFacts]) -> Attempt:
         stalls=[],
         stalls_uncounted=0,
         windows=Windows(),
+        kernels=Windows(),
         ranks=ranks,
     )
 

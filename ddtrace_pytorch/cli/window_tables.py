@@ -1,6 +1,8 @@
-"""The report's table of profiler windows."""
+"""The report's tables of what the GPU did: in profiler windows, and in the steps whose kernels were counted."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from rich.console import Console
 
@@ -11,18 +13,32 @@ RANK_ROWS = 16
 NAME_SHOWN = 40
 
 
-def render_windows(windows: Windows, console: Console) -> None:
-    """What the profiler saw, rank by rank; nothing where there were no windows."""
+class Kind(NamedTuple):
+    """How one of the two is called: as a heading, in its column, and one and several of it in a sentence."""
+
+    heading: str
+    column: str
+    one: str
+    several: str
+
+
+PROFILED = Kind("Profiler windows", "Windows", "a profiler window", "profiler windows")
+COUNTED = Kind("GPU kernels", "Counted", "a step whose kernels were counted", "steps whose kernels were counted")
+
+
+def render_windows(windows: Windows, kind: Kind, console: Console) -> None:
+    """What was seen, rank by rank; nothing where there were no windows."""
     if not windows.ranks:
         return
     line(console, "")
-    line(console, "Profiler windows", style="bold")
-    right = ("Rank", "Windows", "Busy", "Idle", "Comm.", "Hidden")
+    line(console, kind.heading, style="bold")
+    right = ("Rank", kind.column, "Busy", "Idle", "Comm.", "Hidden")
     drawn = table(*right, "Longest in all", right=right, yielding=("Longest in all",))
     for one in windows.ranks[:RANK_ROWS]:
         hidden = "–" if one.communication_overlap is None else f"{one.communication_overlap:.0%}"
         name = one.top if len(one.top) <= NAME_SHOWN else one.top[: NAME_SHOWN - 1] + "…"
-        figures = (f"{one.busy_share:.0%}", span(one.idle_longest_ms), span(one.communication_ms), hidden)
+        busy = "–" if one.busy_share is None else f"{one.busy_share:.0%}"
+        figures = (busy, span(one.idle_longest_ms), span(one.communication_ms), hidden)
         row(
             drawn, str(one.rank), f"{one.windows:,}", *(figures if one.windows else ("–",) * len(figures)),
             f"{name} ({span(one.top_ms)})" if name else "",
@@ -39,8 +55,8 @@ def render_windows(windows: Windows, console: Console) -> None:
         line(console, f"without a result: {said} (`profile` records of the run log say why)", style="yellow")
 
 
-def late_in_words(late: Late) -> str:
-    many = f"{late.windows:,} profiler windows" if late.windows > 1 else "a profiler window"
+def late_in_words(late: Late, kind: Kind) -> str:
+    many = f"{late.windows:,} {kind.several}" if late.windows > 1 else kind.one
     return (
         f"rank {late.rank} is late: in {many}, collectives took {span(late.ms)} each time on it, and "
         f"{span(late.others_ms)} on the others, which waited for it there"

@@ -1,4 +1,5 @@
-"""The profiler windows of one attempt, from the `profile` records of its ranks' logs, and who is late in them. Pure.
+"""What the GPU did in some steps of one attempt, and who is late in them: in profiler windows, from the `profile`
+records of its ranks' logs, and in the steps whose kernels were counted, from the `kernels` records. Pure.
 
 A collective's kernel runs until all ranks have come, so **the rank whose kernels are the shortest is the late one**:
 the others' run while they wait for it. Compared are windows over the same steps, which all ranks that have windows took
@@ -15,7 +16,7 @@ from typing import Any
 
 from ddtrace_pytorch.runlog.fields import integer, mapping, number, text
 
-TYPES = ("profile",)
+PROFILED, COUNTED = ("profile",), ("kernels",)
 COMPLETE = "complete"
 # Of the time that windows took, as much as the others have to have waited longer.
 NOTABLE = 0.05
@@ -23,14 +24,15 @@ NOTABLE = 0.05
 
 @dataclass
 class RankWindows:
-    """Of one rank: how many `windows` it had; of these, on average, how much of the time something ran, the time of
-    communication, and what part of that was hidden by computing (null: there was none); and the longest time of all in
-    which nothing ran. `top` took longest in all, `top_ms`. `without` are windows that came to nothing, by the state."""
+    """Of one rank: how many `windows` it had; of these, on average, how much of the time something ran (null: not
+    known), the time of communication, and what part of that was hidden by computing (null: there was none); and the
+    longest time of all in which nothing ran. `top` took longest in all, `top_ms`. `without` are windows that came to
+    nothing, by the state."""
 
     rank: int
     windows: int
     of: str
-    busy_share: float
+    busy_share: float | None
     idle_longest_ms: float
     communication_ms: float
     communication_overlap: float | None
@@ -59,7 +61,7 @@ class Windows:
 
 @dataclass(frozen=True)
 class _Window:
-    busy: float
+    busy: float | None
     idle: float
     communication: float
     overlap: float | None
@@ -69,7 +71,7 @@ class _Window:
 
 
 class Gathering:
-    """The records of all ranks, rank after rank."""
+    """The records of one kind of all ranks, rank after rank."""
 
     def __init__(self) -> None:
         self._windows: dict[int, dict[int, _Window]] = {}
@@ -78,14 +80,14 @@ class Gathering:
         self._without: dict[int, dict[str, int]] = {}
 
     def add(self, rank: int, record: Mapping[str, Any]) -> None:
-        """One record of `rank`, of one of the :data:`TYPES`."""
+        """One record of `rank`, all of :data:`PROFILED` or all of :data:`COUNTED`."""
         state, metrics, step = text(record, "state"), mapping(record, "metrics"), integer(record, "step")
         if not metrics or step is None:
             counts = self._without.setdefault(rank, {})
             counts[state] = counts.get(state, 0) + 1
             return
         self._windows.setdefault(rank, {})[step] = _Window(
-            busy=_sound(metrics, "busy_share"),
+            busy=_sound(metrics, "busy_share") if "busy_share" in metrics else None,
             idle=_sound(metrics, "idle_longest_ms"),
             communication=_sound(metrics, "communication_ms"),
             overlap=_sound(metrics, "communication_overlap") if "communication_overlap" in metrics else None,
@@ -116,13 +118,14 @@ class Gathering:
 
     def _rank(self, rank: int) -> RankWindows:
         windows = list(self._windows.get(rank, {}).values())
+        shares = [one.busy for one in windows if one.busy is not None]
         overlaps = [one.overlap for one in windows if one.overlap is not None]
         top, top_ms = max(self._top.get(rank, {}).items(), key=lambda one: (one[1], one[0]), default=("", 0.0))
         return RankWindows(
             rank=rank,
             windows=len(windows),
             of=self._of.get(rank, ""),
-            busy_share=mean(one.busy for one in windows) if windows else 0.0,
+            busy_share=mean(shares) if shares else None,
             idle_longest_ms=max((one.idle for one in windows), default=0.0),
             communication_ms=mean(one.communication for one in windows) if windows else 0.0,
             communication_overlap=mean(overlaps) if overlaps else None,

@@ -17,7 +17,7 @@ TOP = 20
 LONGEST = 50
 
 # By their names: NCCL's kernels, and on the CPU what the backends themselves do.
-_COMMUNICATION = re.compile(r"nccl|rccl|nvshmem|gloo:|mpi:|ucc:", re.IGNORECASE)
+COMMUNICATION = re.compile(r"nccl|rccl|nvshmem|gloo:|mpi:|ucc:", re.IGNORECASE)
 # On the CPU: what only issues a collective, or waits for one, computes nothing.
 _NO_WORK = re.compile(r"c10d::|record_param_comms|_c10d_functional::|ProfilerStep#")
 
@@ -75,7 +75,7 @@ def aggregate(events: Iterable[Event], start: int, end: int) -> Aggregates:
     found = list(events)
     on_gpu = [event for event in found if event.on_gpu]
     counted = on_gpu or [event for event in found if not _NO_WORK.match(event.name)]
-    communicates = {name: bool(_COMMUNICATION.search(name)) for name in {event.name for event in counted}}
+    communicates = {name: bool(COMMUNICATION.search(name)) for name in {event.name for event in counted}}
     communication = _within([one for one in counted if communicates[one.name]], start, end)
     computing = _within([one for one in counted if not communicates[one.name]], start, end)
     busy = union([*communication, *computing])

@@ -1,7 +1,7 @@
-"""Says to Datadog's native GPU tracer, if it is in the process, what its spans are children of.
+"""Says to the native GPU tracer what its spans are children of: to Datadog's, if it is in the process, or else to ours.
 
 The tracer is two C functions that no other library should have; of their interface no more is known than
-:data:`_SET_ARGUMENTS`. A library may be loaded at any time, so what isn't there is looked for again at each
+:data:`SET_ARGUMENTS`. A library may be loaded at any time, so what isn't there is looked for again at each
 :meth:`NativeParent.look`.
 """
 
@@ -20,7 +20,7 @@ _SET, _CLEAR = "dd_set_global_parent_context", "dd_clear_global_parent_context"
 
 # The lower and the upper half of the trace's id, the span's, whether there is a sampling priority, and which; the names
 # and the values of tags, and how many there are.
-_SET_ARGUMENTS = (
+SET_ARGUMENTS = (
     ctypes.c_uint64,
     ctypes.c_uint64,
     ctypes.c_uint64,
@@ -44,12 +44,14 @@ class Context(NamedTuple):
 
 class NativeParent:
     """One session's; any thread may call any method, and none raises. What the tracer was told last is what `describe`
-    gave last."""
+    gave last. `ours` is the kernel sampler's library, and is told where nobody else is."""
 
-    def __init__(self, describe: Callable[[], Context]) -> None:
+    def __init__(self, describe: Callable[[], Context], ours: ctypes.PyDLL | None = None) -> None:
         self._describe = describe
+        self._ours = ours
         self._set: Callable[..., object] | None = None
         self._clear: Callable[[], object] | None = None
+        self._theirs = False
         self._told: Context | None = None
         # Nobody knows whether the tracer copies what it is given.
         self._kept: tuple[Any, Any] = None, None
@@ -60,14 +62,30 @@ class NativeParent:
     @safely(TELL)
     def look(self) -> None:
         """Look for the functions, if they weren't there yet, and hand over what there is to know."""
-        if self._set is None:
+        if not self._theirs:
             # Both: a parent that can't be taken back is worse than none.
             found = functions(_SET, _CLEAR)
-            if found is None:
-                return
-            self._set, self._clear = found
-            found[0].argtypes, found[1].argtypes = _SET_ARGUMENTS, []
+            if found is not None:
+                self._take(found, theirs=True)
+            elif self._set is None and self._ours is not None:
+                found = functions(_SET, _CLEAR, library=self._ours)
+                if found is not None:
+                    self._take(found, theirs=False)
         self.hand_over()
+
+    def _take(self, found: list[Any], theirs: bool) -> None:
+        """Tell these from now on, and have those who were told until now forget it."""
+        found[0].argtypes, found[1].argtypes = SET_ARGUMENTS, []
+        with self._lock:
+            if self._theirs:
+                return
+            clear, told = self._clear, self._told
+            # First, for a signal's handler may hand over at any point here.
+            self._set, self._clear = found
+            self._theirs = theirs
+            self._told, self._kept = None, (None, None)
+            if clear is not None and told is not None:
+                clear()
 
     @safely(TELL)
     def hand_over(self) -> None:

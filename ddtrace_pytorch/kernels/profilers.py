@@ -31,18 +31,19 @@ _CLASSES = (
 
 
 class Ours(Protocol):
-    """A window of ours that is open."""
+    """A window of ours that is open, or the sampler of kernels."""
 
     def give_way(self) -> None:
-        """A profiler of the user's is about to begin, on this thread."""
+        """A profiler is about to begin, on this thread."""
 
 
 class Profilers:
-    """Those of this process, whatever sessions there are. `ours`: a window of ours that is open; `none_yet`: none of
-    the user's has been seen."""
+    """Those of this process, whatever sessions there are. `ours`: a window of ours that is open; `sampler`: of kernels;
+    `none_yet`: none of the user's has been seen."""
 
     def __init__(self) -> None:
         self.ours: Ours | None = None
+        self.sampler: Ours | None = None
         self.none_yet = True
         self.ranges = Ranges()
         self._one_was_there = False
@@ -119,8 +120,9 @@ class Profilers:
 
         self._begun[key] = weakref.ref(profiler, forget)
         self._saw_one()
-        if self.ours is not None:
-            self.ours.give_way()
+        for one in (self.ours, self.sampler):
+            if one is not None:
+                one.give_way()
         return is_new
 
     def _saw_one(self) -> None:

@@ -23,7 +23,7 @@ _QUIET = ("KINETO_LOG_LEVEL", "6")
 
 # By what other clients of CUPTI are loaded, which has room for one.
 _INJECTIONS = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")
-_NATIVE_TRACER = "dd_set_global_parent_context"
+NATIVE_TRACER = "dd_set_global_parent_context"
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def in_the_way(torch: Any, gpu: bool, environ: Mapping[str, str]) -> str | None:
     for name in _INJECTIONS:
         if environ.get(name):
             return f"another profiler is there ({name})"
-    if functions(_NATIVE_TRACER) is not None:
+    if functions(NATIVE_TRACER) is not None:
         return "Datadog's native GPU tracer is there"
     if torch.cuda.is_current_stream_capturing():
         return "a CUDA graph is being captured"

@@ -314,6 +314,8 @@ class Windows:
             memory=settings.profile_memory,
         )
         self._pass(plan, how)
+        if self._profilers.sampler is not None:
+            self._profilers.sampler.give_way()
         try:
             window = Window(torch, options)
             window.prepare()

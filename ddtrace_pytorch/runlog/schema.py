@@ -50,6 +50,7 @@ RECORDS: Mapping[str, frozenset[str]] = {
         ("verdict", "kind detail ranks doing moves group op key usual waiting message culprits tags", ()),
         ("profile", "step steps how state why start duration activity path bytes memory of metrics kernels "
                     "longest", ()),
+        ("kernels", "step steps state start duration of metrics kernels longest", ()),
         ("drop", "reason count bytes", ()),
     )
 }  # fmt: skip

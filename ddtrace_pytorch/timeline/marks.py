@@ -20,6 +20,7 @@ COLLECTIVES = "collectives"
 SINGLE = "collectives told of one by one"
 CHECKPOINTS = "checkpoints"
 WINDOWS = "profiler windows"
+KERNELS = "steps whose kernels were counted"
 STALLS = "stalls"
 EVENTS = "events"
 NUMBERS = "numbers that are none"
@@ -27,7 +28,9 @@ TOTALS = "totals"
 LOG = "run log"
 
 # From top to bottom; spans of user code are below the waiting for data, and what is not named here at the end.
-ORDER = (RANK, STEPS, WAITS, "", COLLECTIVES, SINGLE, CHECKPOINTS, WINDOWS, STALLS, EVENTS, NUMBERS, TOTALS, LOG)
+ORDER = (
+    RANK, STEPS, WAITS, "", COLLECTIVES, SINGLE, CHECKPOINTS, WINDOWS, KERNELS, STALLS, EVENTS, NUMBERS, TOTALS, LOG,
+)  # fmt: skip
 
 _OF_SPAN = {
     "pytorch.rank": RANK,
@@ -200,6 +203,20 @@ def _profile(record: Mapping[str, Any], ts: int, facts: Mapping[str, Any]) -> li
     return [Moment(WINDOWS, name, ts, facts)]
 
 
+def _kernels(record: Mapping[str, Any], ts: int, facts: Mapping[str, Any]) -> list[Mark]:
+    times, step, steps = span_times(record), integer(record, "step"), integer(record, "steps") or 1
+    name = f"steps {step} to {(step or 0) + steps - 1}" if steps > 1 else f"step {step}"
+    if not times:
+        return [Moment(KERNELS, name, ts, facts)]
+    drawn: list[Mark] = [Slice(KERNELS, name, *times, {key: facts[key] for key in facts if key != "longest"})]
+    longest = record.get("longest")
+    for kernel in longest if isinstance(longest, list) else ():
+        if isinstance(kernel, dict) and (ran := span_times(kernel)):
+            stream = integer(kernel, "stream")
+            drawn.append(Slice(f"GPU stream {stream}", text(kernel, "name"), *ran, {"step": step}))
+    return drawn
+
+
 def _drop(record: Mapping[str, Any], ts: int, facts: Mapping[str, Any]) -> list[Mark]:
     return [Moment(LOG, f"{integer(record, 'count') or 0} not recorded: {text(record, 'reason')}", ts, facts)]
 
@@ -221,5 +238,6 @@ _DRAW = {
     "verdict": _verdict,
     "state": _state,
     "profile": _profile,
+    "kernels": _kernels,
     "drop": _drop,
 }

@@ -43,6 +43,7 @@ def facts(
         install="wheel",
         python="3.12.1 (/bin/python)",
         c_part=Part.BUILT,
+        sampler=True,
         packages={"ddtrace": "4.16.0", "wrapt": "2.0.0", "nvidia-ml-py": "13.1"},
         pth="/site-packages/ddtrace_pytorch.pth",
         pth_beside=None,

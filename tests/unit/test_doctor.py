@@ -17,12 +17,14 @@ import pytest
 from harness.agent import Agent
 from harness.facts import ANSWERS, facts
 from harness.job import DDTRACE_RUN, environment
+from harness.kernel_sampler import build_sampler
 from rich.console import Console
 
 from ddtrace_pytorch import settings
 from ddtrace_pytorch.cli import doctor, probes
 from ddtrace_pytorch.cli.command_line import look_at
 from ddtrace_pytorch.cli.doctor import BAD, GOOD, NOTE, Check, Facts, examine, todo
+from ddtrace_pytorch.kernels import sampler_library
 from ddtrace_pytorch.plain_numbers import Part
 
 ROOT = Path(__file__).parents[2]
@@ -489,6 +491,20 @@ def test_it_says_whether_the_part_in_c_is_in_use(part: Part, asked: str, state: 
     assert check.state == state
     assert said in check.text
     assert ("build it anew" in str(check.todo)) is (state == BAD)
+
+
+@pytest.mark.parametrize(("there", "state", "said"), [(True, GOOD, "built"), (False, NOTE, "not built")])
+def test_it_says_whether_the_kernel_sampler_is_built(there: bool, state: str, said: str) -> None:
+    (check,) = [one for one in about("Versions", replace(facts(), sampler=there)) if "kernel" in one.text]
+    assert (check.state, check.text) == (state, f"kernel sampler: {said}")
+
+
+def test_the_kernel_sampler_is_looked_for_where_the_package_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "ask", lambda names, timeout: ANSWERS)
+    monkeypatch.setattr(sampler_library, "_FILE", build_sampler(tmp_path))
+    assert doctor.gather().sampler is True
+    monkeypatch.setattr(sampler_library, "_FILE", tmp_path / "nothing.so")
+    assert doctor.gather().sampler is False
 
 
 def test_of_each_handler_it_is_said_whether_it_is_to_be_had() -> None:

@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from harness.kernel_sampler import build_sampler
 from harness.native import built
 
 pytestmark = pytest.mark.once
@@ -21,6 +22,17 @@ from ddtrace_pytorch.kernels.native import Context, NativeParent
 said = [Context((1 << 127) + 5, (1 << 64) - 1, 2, (("rank", "3"), ("service", "zug-\\u4e2d\\U0001f682")))]
 parent = NativeParent(lambda: said[-1])
 """
+WITH_OURS = """
+from pathlib import Path
+from ddtrace_pytorch.kernels.sampler_library import Parent, SamplerLibrary
+
+ours = SamplerLibrary(Path(os.environ["OURS"]))
+parent = NativeParent(lambda: said[-1], ours.quick)
+FIRST = Parent((1 << 127) + 5, (1 << 64) - 1, 2, said[0].tags, 0)
+
+def load():
+    ctypes.CDLL(os.environ["TRACER"], mode=ctypes.RTLD_GLOBAL)
+"""
 FIRST = "set\t5\t8000000000000000\tffffffffffffffff\t1\t2\t2\trank=3\tservice=zug-\u4e2d\U0001f682"
 FIRST_KEPT = "kept" + FIRST[FIRST.index("\trank") :]
 
@@ -29,7 +41,9 @@ def heard(tmp_path: Path, script: str, *flags: str, preload: bool = True) -> lis
     """The calls of each process, those of the script's own first."""
     tracer, calls = built("parent_context", tmp_path, "-pthread", *flags), tmp_path / "calls"
     place = {"PARENT_CONTEXT": str(calls), "TRACER": str(tracer)} | ({"LD_PRELOAD": str(tracer)} if preload else {})
-    command = [sys.executable, "-c", HEAD + textwrap.dedent(script)]
+    if script.startswith(WITH_OURS):
+        place["OURS"] = str(build_sampler(tmp_path))
+    command = [sys.executable, "-W", "ignore", "-c", HEAD + textwrap.dedent(script)]
     with subprocess.Popen(
         command, env=os.environ | place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
@@ -79,6 +93,76 @@ def test_a_library_that_is_loaded_later_is_found_at_the_next_look(tmp_path: Path
         parent.look()
         """
     assert heard(tmp_path, script, preload=False) == [[FIRST]]
+
+
+def with_ours(tmp_path: Path, script: str, *flags: str, preload: bool = True) -> list[list[str]]:
+    return heard(tmp_path, WITH_OURS + textwrap.dedent(script), *flags, preload=preload)
+
+
+def test_ours_is_told_where_there_is_no_other(tmp_path: Path) -> None:
+    script = """
+        parent.look()
+        assert ours.parent() == FIRST, ours.parent()
+        said.append(Context(1, 2, -1, ()))
+        parent.hand_over()
+        assert ours.parent() == Parent(1, 2, -1, (), 0)
+        parent.take_back()
+        parent.look()
+        assert ours.parent() is None
+        parent.resume()
+        assert ours.parent() == Parent(1, 2, -1, (), 0)
+        child = os.fork()
+        if not child:
+            parent.abandon()
+            os._exit(0 if ours.parent() is None else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert ours.parent() == Parent(1, 2, -1, (), 0)
+        """
+    assert with_ours(tmp_path, script, preload=False) == []
+
+
+def test_ours_is_told_nothing_where_there_is_another(tmp_path: Path) -> None:
+    script = """
+        parent.look()
+        parent.look()
+        assert ours.parent() is None
+        parent.take_back()
+        """
+    assert with_ours(tmp_path, script) == [[FIRST, FIRST_KEPT, "clear"]]
+
+
+def test_another_that_comes_late_takes_the_place_of_ours_at_the_next_look(tmp_path: Path) -> None:
+    script = """
+        parent.look()
+        load()
+        parent.hand_over()
+        assert ours.parent() == FIRST
+        parent.look()
+        assert ours.parent() is None
+        said.append(Context(1, 2, -1, ()))
+        parent.look()
+        parent.take_back()
+        assert ours.parent() is None
+        """
+    assert with_ours(tmp_path, script, preload=False) == [[FIRST, FIRST_KEPT, "set\t1\t0\t2\t1\t-1\t0", "clear"]]
+
+
+def test_another_that_comes_late_between_two_sessions_is_told_of_the_second(tmp_path: Path) -> None:
+    script = """
+        parent.look()
+        parent.take_back()
+        load()
+        parent.look()
+        assert ours.parent() is None
+        parent.resume()
+        assert ours.parent() is None
+        """
+    assert with_ours(tmp_path, script, preload=False) == [[FIRST]]
+
+
+@pytest.mark.parametrize("flag", ["-DNO_SET", "-DNO_CLEAR"])
+def test_beside_half_a_tracer_ours_is_told(tmp_path: Path, flag: str) -> None:
+    assert with_ours(tmp_path, "parent.look(); assert ours.parent() == FIRST", flag) == []
 
 
 @pytest.mark.parametrize("flag", ["-DNO_SET", "-DNO_CLEAR"])

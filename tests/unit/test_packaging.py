@@ -15,7 +15,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from harness.kernel_sampler import NOT_OPEN, Sampler
+
+from ddtrace_pytorch.kernels.sampler_library import INTERFACE, NOT_OPEN, SamplerLibrary
 
 ROOT = Path(__file__).resolve().parents[2]
 REQUIREMENTS = ROOT / ".riot" / "requirements"
@@ -73,8 +74,8 @@ def test_wheel_holds_the_parts_in_c_for_this_python_alone(wheel: zipfile.ZipFile
 
 
 def test_sampler_of_the_wheel_loads_and_has_what_callers_expect(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
-    sampler = Sampler(Path(wheel.extract("ddtrace_pytorch/kernels/libkernel_sampler.so", tmp_path)))
-    assert sampler.c.ks_interface() == 1
+    sampler = SamplerLibrary(Path(wheel.extract("ddtrace_pytorch/kernels/libkernel_sampler.so", tmp_path)))
+    assert sampler.quick.ks_interface() == INTERFACE
     assert sampler.on() == NOT_OPEN
 
 

@@ -135,7 +135,7 @@ ATTEMPT_KEYS = (
     START_KEYS
     + """ ranks_found ranks_missing ranks_not_logged hosts gpus dropped versions
                                collectives_setting collectives single_calls slowest_calls stragglers slow_groups
-                               steps recorded stalls stalls_uncounted windows ranks"""
+                               steps recorded stalls stalls_uncounted windows kernels ranks"""
 )
 RANK_KEYS = """rank host node pid device started last_seen last_beat duration_s end_reason ended_badly error_type
                error_message pieces dropped"""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ddtrace_pytorch.cli.window_tables import late_in_words, render_windows
+from ddtrace_pytorch.cli.window_tables import COUNTED, PROFILED, late_in_words, render_windows
 from ddtrace_pytorch.cli.windows import Gathering, Late, Windows
 
 # By rank, and by the first step of a window: how long collectives took, and how many there were.
@@ -63,17 +63,36 @@ def test_windows_are_shown_rank_by_rank() -> None:
     gathered.add(1, {"type": "profile", "ts": 1})
     console = Console(width=100)
     with console.capture() as captured:
-        render_windows(gathered.told(), console)
+        render_windows(gathered.told(), PROFILED, console)
     shown = captured.get()
     assert [line.split() for line in shown.splitlines()[4:6]] == [
         ["0", "2", "50%", "7ms", "30ms", "25%", "gemm", "(80ms)"],
         ["1", "0", "–", "–", "–", "–"],
     ]
     assert "without a result: 1 unknown, 1 skipped" in shown
-    assert late_in_words(Late(3, 1.0, 20.0, 1)) == (
+    assert late_in_words(Late(3, 1.0, 20.0, 1), PROFILED) == (
         "rank 3 is late: in a profiler window, collectives took 1ms each time on it, and 20ms on the others, which "
         "waited for it there"
     )
     with console.capture() as captured:
-        render_windows(Windows(), console)
+        render_windows(Windows(), PROFILED, console)
     assert captured.get() == ""
+
+
+def test_steps_whose_kernels_were_counted_are_shown_alike_where_few_were_seen_one_by_one() -> None:
+    gathered = Gathering()
+    for step in (50, 100):
+        counted = window(step, 10.0, 4) | {"type": "kernels"}
+        if step == 100:
+            del counted["kernels"], counted["metrics"]["busy_share"], counted["metrics"]["communication_overlap"]
+        gathered.add(0, counted)
+    gathered.add(1, window(50, 40.0, 4) | {"type": "kernels"})
+    told = gathered.told()
+    console = Console(width=100)
+    with console.capture() as captured:
+        render_windows(told, COUNTED, console)
+    lines = captured.get().splitlines()
+    assert lines[1] == "GPU kernels"
+    assert lines[4].split() == ["0", "2", "50%", "7ms", "10ms", "25%", "gemm", "(40ms)"]
+    assert told.late == Late(0, 10.0, 40.0, 1)
+    assert late_in_words(told.late, COUNTED).startswith("rank 0 is late: in a step whose kernels were counted, coll")

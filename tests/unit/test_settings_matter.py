@@ -223,6 +223,8 @@ PROOFS: dict[str, Seen | Elsewhere] = {
     ),
     "DD_PYTORCH_RECORDS": Elsewhere("dist/test_records.py::test_records_can_be_switched_off"),
     "DD_PYTORCH_SOURCE": Elsewhere("dist/test_records.py::test_a_process_that_makes_no_group_tells_its_records_too"),
+    "DD_PYTORCH_KERNEL_EVERY": Elsewhere("unit/test_sampler.py::test_one_step_in_so_many_is_counted_kernel_by_kernel"),
+    "DD_PYTORCH_KERNEL_BUDGET": Elsewhere("unit/test_sampler.py::test_what_a_step_costs_decides_how_often"),
     "DD_PYTORCH_PROFILE_EVERY": Seen(profiled, "4"),
     "DD_PYTORCH_PROFILE_WARMUP": Seen(warmed_up_at, "0", EVERY_4),
     "DD_PYTORCH_PROFILE_ACTIVE": Seen(profiled, "1", EVERY_4),

@@ -28,7 +28,7 @@ from ddtrace_pytorch.identity import job as jobs
 from ddtrace_pytorch.identity.device import Device
 from ddtrace_pytorch.identity.introduction import Introduced
 from ddtrace_pytorch.identity.mesh import Place
-from ddtrace_pytorch.kernels import window_telling
+from ddtrace_pytorch.kernels import sampled, window_telling
 from ddtrace_pytorch.kernels.aggregates import Event, aggregate
 from ddtrace_pytorch.kernels.schedule import Plan
 from ddtrace_pytorch.ledger import Cell, Group, How, Ledger, Note
@@ -136,6 +136,13 @@ def of_profile() -> Facts:
     return replace(told, results=aggregate(events, 0, 10)).facts()
 
 
+def of_kernels() -> Facts:
+    totals = sampled.Totals()
+    events = [Event("nccl", 0, 5, 1, True), Event("gemm", 7, 8, 2, True)]
+    totals.add(sampled.Run(1, 1, 0, 9, {"gemm": sampled.Sum(1, 5, 5)}, 0, sampled.detail(events)))
+    return totals.facts(50, 0.0)
+
+
 def of_stall() -> Facts:
     where = Where("0", "world", "all_reduce", 5, (0, 1))
     state = RankState(1, "host", doing="data", step=3, frames=("/job/train.py:8 load",))
@@ -195,6 +202,7 @@ def produced() -> dict[str, Facts]:
         steps.STEP: step,
         checkpoint_spans.NAME: of_checkpoint(),
         window_telling.NAME: of_profile(),
+        sampled.NAME: of_kernels(),
         window_telling.KERNEL: {},
         stalls.STALL: of_stall(),
         records.NAME: mine,
@@ -253,7 +261,7 @@ def test_what_is_put_on_a_span_where_it_is_made_is_documented(span: str) -> None
 
 
 def test_no_name_is_spelled_anywhere_that_is_not_documented() -> None:
-    begin = "pytorch|collective|step|checkpoint|profile|stall|span|scalar|event|device|nccl|training_job"
+    begin = "pytorch|collective|step|checkpoint|profile|kernels|stall|span|scalar|event|device|nccl|training_job"
     unknown = set()
     for path in PACKAGE.rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))

@@ -36,6 +36,7 @@ FOUND: dict[str, Facts] = {
     "torch without CUDA": facts(torch={"cuda": None}),
     "part in C of another version": replace(facts(), c_part=Part.OTHER),
     "part in C missing": replace(facts(), c_part=Part.MISSING),
+    "kernel sampler missing": replace(facts(), sampler=False),
     "no door": facts(torch={"door": None, "finder": False}),
     "no start-up file, no entry point": replace(facts(), pth=None, entry_point=False),
     "start-up file elsewhere": replace(facts(), pth=None, pth_beside="/there/ddtrace_pytorch.pth"),
