@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -21,9 +22,19 @@ Span = dict[str, Any]
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_ports(1)[0]
+
+
+def free_ports(many: int, but: int = 0) -> list[int]:
+    """Different ones: none is let go of before all are found."""
+    with contextlib.ExitStack() as probes:
+        found: list[int] = []
+        while len(found) < many:
+            probe = probes.enter_context(socket.socket())
+            probe.bind(("127.0.0.1", 0))
+            if (port := int(probe.getsockname()[1])) != but:
+                found.append(port)
+        return found
 
 
 class Agent:
@@ -44,13 +55,14 @@ class Agent:
         self.stop()
 
     def start(self) -> None:
+        http, grpc = free_ports(2, but=self.port)
         with open(self._directory / f"agent-{self.port}.log", "ab") as output:
             self._process = subprocess.Popen(
                 [
                     os.path.join(os.path.dirname(sys.executable), "ddapm-test-agent"),
                     f"--port={self.port}",
-                    f"--otlp-http-port={free_port()}",
-                    f"--otlp-grpc-port={free_port()}",
+                    f"--otlp-http-port={http}",
+                    f"--otlp-grpc-port={grpc}",
                     "--pool-trace-check-failures=true",
                     "--max-requests=100000",
                     f"--vcr-cassettes-directory={self._directory}",
