@@ -134,10 +134,11 @@ def test_nothing_leaves_its_place(jobs: Jobs, tmp_path: Path, text: str) -> None
     assert everything(out) == {Path("page.html"), Path("line.json")}
 
     # The training is what it is without us.
-    release.unlink()
-    alone = {name: value for name, value in env.items() if not name.startswith("DD_PATCH")}
-    job = jobs.start([*torchrun(2), script, "x", str(release)], alone)
-    until(lambda: "TRAINED" in job.stdout() or job.process.poll() is not None, 60, "the ranks have trained")
-    release.touch()
-    losses = {line for line in job.wait().ok().stdout.splitlines() if line.startswith("TRAINED")}
-    assert {line for line in done.stdout.splitlines() if line.startswith("TRAINED")} == losses
+    if text is MARKUP:
+        release.unlink()
+        alone = {name: value for name, value in env.items() if not name.startswith("DD_PATCH")}
+        job = jobs.start([*torchrun(2), script, "x", str(release)], alone)
+        until(lambda: "TRAINED" in job.stdout() or job.process.poll() is not None, 60, "the ranks have trained")
+        release.touch()
+        losses = {line for line in job.wait().ok().stdout.splitlines() if line.startswith("TRAINED")}
+        assert {line for line in done.stdout.splitlines() if line.startswith("TRAINED")} == losses
