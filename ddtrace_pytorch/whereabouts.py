@@ -145,17 +145,26 @@ class Whereabouts:
         here = cell.group
         if threading.get_ident() == self._main:
             self._failed_in = doing.theirs(frames_of(sys._getframe()))
-        unseen = 0
-        if cell.numbered and self._collectives is not None:
-            unseen = self._collectives.readings.unseen_in(here, cell.operation)
-        key = here.calls + 1 + unseen if cell.numbered else 0
-        arguments = _arguments(_in_traceback(error), cell.operation)
-        began = self._collectives.instrument.in_flight.slot().started if self._collectives is not None else 0
-        call = _call(cell.operation, key, arguments, here, since=self._clock.from_monotonic(began))
-        call = _among_seen(call, unseen)
         text = f"{type(error).__name__}: {_one_line(error)}"
-        raised = Raised(here.name, call, text, self._clock.now())
+        raised = Raised(here.name, self._failed_call(cell, error), text, self._clock.now())
         self._raised = raised, Thrown(error, self._progress.step)
+
+    def _failed_call(self, cell: Cell, error: BaseException) -> Call:
+        here, unseen = cell.group, 0
+        slot = self._collectives.instrument.in_flight.slot() if self._collectives is not None else None
+        awaited = slot.waits if slot is not None else None
+        if awaited is not None and awaited.cell is cell:
+            # It was counted when it was made.
+            unseen = self._unseen(here) if awaited.key else 0
+            call = Call(cell.operation, awaited.key, peer=awaited.peer, since=self._clock.from_monotonic(awaited.since))
+            call = _completed_by(call, _recent(here, here.calls))
+        else:
+            if cell.numbered and self._collectives is not None:
+                unseen = self._collectives.readings.unseen_in(here, cell.operation)
+            arguments = _arguments(_in_traceback(error), cell.operation)
+            since = self._clock.from_monotonic(slot.started if slot is not None else 0)
+            call = _call(cell.operation, here.calls + 1 if cell.numbered else 0, arguments, here, since)
+        return _among_seen(replace(call, key=call.key + unseen), unseen)
 
     def _as_it_stands(self) -> Raised | None:
         """What a collective raised last, with what is known of it by now."""

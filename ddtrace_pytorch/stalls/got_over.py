@@ -1,4 +1,4 @@
-"""Whether a rank has got over what a collective raised: that was caught, and the rank went on. Pure.
+"""Whether a rank has got over what a collective raised: that was caught, or the rank is in a later call. Pure.
 
 What torch refuses is heard by no other rank and is not counted, so the rank's next call has the same number. Once it is
 caught nothing is left of it. What was raised because another rank broke the call tells for a while longer who that was,
@@ -33,17 +33,17 @@ def without(state: RankState, now: int) -> RankState:
     raised, at = state.raised, state.as_of or now
     if raised is None:
         return state
-    over = is_caught(raised, state, at) or (state.life is Life.ALIVE and is_old(raised, at))
+    over = is_over(raised, state, at) or (state.life is Life.ALIVE and is_old(raised, at))
     return replace(state, raised=None) if over else state
 
 
-def is_caught(raised: Raised, state: RankState, at: int) -> bool:
-    """Whether it was caught, and tells nothing any more at that time of the rank's own clock."""
-    if not raised.caught:
-        return False
-    if not is_echo(raised.error) or at - raised.at > ECHOES:
+def is_over(raised: Raised, state: RankState, at: int) -> bool:
+    """Whether it tells nothing any more at that time of the rank's own clock."""
+    # In a handler too one may try again, or something else.
+    calls = (here.current for here in state.groups.values())
+    if raised.at and any(call is not None and call.since >= raised.at for call in calls):
         return True
-    return any(here.current is not None and here.current.since >= raised.at for here in state.groups.values())
+    return bool(raised.caught) and (not is_echo(raised.error) or at - raised.at > ECHOES)
 
 
 def is_old(raised: Raised, at: int) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 from ddtrace_pytorch.runlog.fields import integer, mapping, number, text
 from ddtrace_pytorch.stalls import telling
 from ddtrace_pytorch.stalls.doing import own_frame
-from ddtrace_pytorch.stalls.got_over import is_caught, is_echo, is_old
+from ddtrace_pytorch.stalls.got_over import is_echo, is_old, is_over
 from ddtrace_pytorch.stalls.history import Ending, History, Moment, call_in_words
 from ddtrace_pytorch.stalls.roll import GroupState, Life, Raised, RankState
 from ddtrace_pytorch.stalls.verdict import THRESHOLD, Kind, Verdict, judge
@@ -336,7 +336,7 @@ def _dealt_with(raised: Raised, state: RankState, fate: Fate) -> bool:
     """Whether the rank went on after it: it caught it, or lived on for long or with further collectives."""
     here = state.groups.get(raised.group)
     went_on = here is not None and 0 < raised.call.key < here.entered
-    return went_on or is_caught(raised, state, fate.at) or is_old(raised, fate.at)
+    return went_on or is_over(raised, state, fate.at) or is_old(raised, fate.at)
 
 
 def _waited_long(state: RankState) -> bool:

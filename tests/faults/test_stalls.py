@@ -11,8 +11,8 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from harness.job import Jobs, environment, torchrun
-from harness.log import of_type
+from harness.job import Job, Jobs, environment, torchrun
+from harness.log import Record, of_type
 from harness.stalls.plan import Plan
 from harness.stalls.table import BY_NAME
 from harness.stalls.trial import attempt
@@ -46,8 +46,9 @@ def test_nobody_is_named_while_all_ranks_pause(tmp_path: Path) -> None:
     assert outcome.right, ", ".join(outcome.wrong)
 
 
-REFUSED = """
+RAISES = """
     import os, sys, time
+    from datetime import timedelta
     from pathlib import Path
     import ddtrace_pytorch
     ddtrace_pytorch.patch()
@@ -85,6 +86,28 @@ REFUSED = """
         all_refused()
         all_refused()
 
+    def one_falls_back():
+        try:
+            dist.broadcast("no tensor", src=0)
+        except Exception:
+            if rank == 0:
+                dist.all_reduce(torch.ones(1))
+        if rank == 1:
+            elsewhere()
+            dist.all_reduce(torch.ones(1))
+
+    def one_gives_up_waiting():
+        if rank == 1:
+            elsewhere()
+            dist.all_reduce(torch.ones(1))
+            return
+        work = dist.all_reduce(torch.ones(1), async_op=True)
+        try:
+            work.wait(timedelta(seconds=5))
+        except RuntimeError:
+            pass
+        work.wait()
+
     def one_cleans_up():
         if rank == 1:
             try:
@@ -120,35 +143,57 @@ ABSENT = r"has not entered it; it is at train\.py:\d+ wait_for, "
 LEFT = "has left it by TypeError: "
 
 
+def start(jobs: Jobs, scene: str) -> Job:
+    env = environment(
+        None,
+        GATES=str(jobs.directory),
+        DD_PYTORCH_STALL_SECONDS="1",
+        DD_PYTORCH_EXPORT="local",
+        DD_PYTORCH_LOG_DIR=str(jobs.directory / "log"),
+    )
+    return jobs.start([*torchrun(2), jobs.script(RAISES.replace("{scene}", scene))], env)
+
+
+def saying(job: Job, words: str) -> str:
+    """What `job` says on stderr that fits `words`."""
+    stderr = job.directory / "stderr"
+    return until(lambda: re.search(words, stderr.read_text()), 40, words)[0]
+
+
 @pytest.mark.parametrize(
     ("scene", "kind", "words"),
     [
         ("all_refused", "absent", ABSENT),
         *(
             pytest.param(scene, "absent", ABSENT, marks=pytest.mark.once)
-            for scene in ("one_refused", "one_refused_in_another_group", "all_refused_twice")
+            for scene in ("one_refused", "one_refused_in_another_group", "all_refused_twice", "one_falls_back")
         ),
         ("one_cleans_up", "gone", LEFT),
         *(pytest.param(scene, "gone", LEFT, marks=pytest.mark.once) for scene in ("one_handles_it", "one_reports_it")),
     ],
 )
-def test_what_a_rank_was_refused_counts_until_it_is_caught(
-    jobs: Jobs, tmp_path: Path, scene: str, kind: str, words: str
-) -> None:
-    gates = tmp_path / "gates"
-    gates.mkdir()
-    env = environment(
-        None,
-        GATES=str(gates),
-        DD_PYTORCH_STALL_SECONDS="1",
-        DD_PYTORCH_EXPORT="local",
-        DD_PYTORCH_LOG_DIR=str(tmp_path / "log"),
-    )
-    job = jobs.start([*torchrun(2), jobs.script(REFUSED.replace("{scene}", scene))], env)
-    stderr = job.directory / "stderr"
-    said = until(lambda: re.search(r"has waited .*", stderr.read_text()), 40, "a verdict")[0]
+def test_what_a_rank_was_refused_counts_until_it_is_caught(jobs: Jobs, scene: str, kind: str, words: str) -> None:
+    job = start(jobs, scene)
+    said = saying(job, r"has waited .*")
     assert re.search(rf": rank 1 \(\S+\) {words}", said), said
-    (gates / "elsewhere").touch()
+    (jobs.directory / "elsewhere").touch()
     job.wait()
-    first, *_ = sorted(of_type(tmp_path / "log", "verdict"), key=lambda one: one["ts"])
+    first, *_ = sorted(of_type(jobs.directory / "log", "verdict"), key=lambda one: one["ts"])
     assert (first["kind"], first["ranks"]) == (kind, [1])
+
+
+def test_a_wait_that_raises_is_told_of_as_one_in_the_call_that_was_waited_for(jobs: Jobs) -> None:
+    job = start(jobs, "one_gives_up_waiting")
+    saying(job, r"all_reduce #2 of group `world` has waited .*: rank 1 \(\S+\) has not entered it; ")
+    saying(job, "all_reduce #2 of group `world` raised RuntimeError: ")
+
+    def raised(why: str) -> list[Record]:
+        states = [one["state"] for one in of_type(jobs.directory / "log", "state") if one["why"] == why]
+        return [one["raised"] for one in states]
+
+    (caught,) = until(lambda: raised("caught"), 40, "it is known to be caught")
+    (thrown,) = raised("raised")
+    assert {**thrown, "caught": True} == caught
+    assert (caught["group"], caught["call"]["key"], caught["call"]["bytes"]) == ("0", 2, 4)
+    (jobs.directory / "elsewhere").touch()
+    job.wait().ok()

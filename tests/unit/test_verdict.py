@@ -428,10 +428,17 @@ def test_an_exception_that_was_dealt_with() -> None:
 REFUSED = "TypeError: no tensor"
 
 
-def caught(state: RankState, error: str = REFUSED, ago: float = 12.5, of: str = "0", **more: object) -> RankState:
-    """`state` of a rank that has caught what its broadcast raised so long ago."""
-    raised = Raised(of, call(5, "broadcast", ago, **more), error, NOW - int(ago * SECOND), caught=True)  # type: ignore[arg-type]
+def refused(state: RankState, error: str = REFUSED, ago: float = 12.5, of: str = "0", **more: object) -> RankState:
+    """`state` of a rank whose broadcast raised so long ago."""
+    raised = Raised(of, call(5, "broadcast", ago, **more), error, NOW - int(ago * SECOND))  # type: ignore[arg-type]
     return replace(state, raised=raised)
+
+
+def caught(state: RankState, *raised: object, **more: object) -> RankState:
+    """The same, of a rank that has caught it."""
+    state = refused(state, *raised, **more)  # type: ignore[arg-type]
+    assert state.raised is not None
+    return replace(state, raised=replace(state.raised, caught=True))
 
 
 @pytest.mark.parametrize("of", ["0", "another"])
@@ -480,6 +487,14 @@ def test_who_tries_again_waits_there() -> None:
     verdict = verdict_of(*again, behind(3), threshold=5 * SECOND)
     assert (verdict.kind, verdict.ranks, verdict.where.operation) == (Kind.ABSENT, (3,), "all_reduce")
     assert verdict.waited == 4 * SECOND
+
+
+def test_who_tries_something_else_in_the_handler_waits_there() -> None:
+    """All are refused; three fall back to the call that another one hasn't come to."""
+    verdict = verdict_of(*(refused(waits(rank)) for rank in range(3)), behind(3))
+    assert (verdict.kind, verdict.ranks, verdict.waiting) == (Kind.ABSENT, (3,), (0, 1, 2))
+    assert (verdict.where.operation, verdict.waited) == ("all_reduce", 12 * SECOND)
+    assert judged(*(refused(waits(rank, age=1.0), ago=1.5) for rank in range(3)), behind(3)) is None
 
 
 TOLD = {
