@@ -79,6 +79,8 @@ class Lookout:
         self._roll_call: RollCall | None = None
         self._left = False
         self._raised_at = -RAISED_SECONDS
+        # When that was raised which is known to be caught.
+        self._caught = 0
         if collectives is not None:
             collectives.ledger.on_failure = safely("keep where a collective raised")(self._failed)
 
@@ -106,7 +108,7 @@ class Lookout:
     def beat(self) -> dict[str, Any]:
         """Once a second, on the Pulse; gives what the run log's record of the beat has of it."""
         self._look_at_recorder()
-        state = self._keeper.beat()
+        state = self._keep()
         self._standstill.beat()
         groups = state.groups if state is not None else {}
         return {"groups": {name: _brief(here) for name, here in groups.items()}}
@@ -124,8 +126,17 @@ class Lookout:
         self._span.learn({"pytorch.stall_watch": watch})
 
     def keep(self) -> None:
-        """Have what is new on disk before the next beat: the open span, or what this rank calls for the first time."""
-        self._keeper.beat()
+        """Have what is new on disk before the next beat: the open span, what this rank calls for the first time, or
+        that it has caught what a collective raised."""
+        self._keep()
+
+    def _keep(self) -> RankState | None:
+        state = self._keeper.beat()
+        raised = state.raised if state is not None else None
+        if raised is not None and raised.caught and raised.at != self._caught:
+            self._caught = raised.at
+            self._note_state("caught")
+        return state
 
     def leave_store(self, deadline: Deadline) -> None:
         """No thread of ours may be in the process group's store from now on."""

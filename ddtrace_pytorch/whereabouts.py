@@ -24,11 +24,13 @@ from ddtrace_pytorch.histogram import percentile
 from ddtrace_pytorch.ledger import Cell, Group
 from ddtrace_pytorch.plain_numbers import RECENT
 from ddtrace_pytorch.runlog.fields import is_whole
+from ddtrace_pytorch.stack import frames_of
 from ddtrace_pytorch.stalls import doing
 from ddtrace_pytorch.stalls.positions import STEP, Legend
 from ddtrace_pytorch.stalls.roll import Call, GroupState, Raised, RankState
 from ddtrace_pytorch.stalls.watch import SECOND, Pending, limit
 from ddtrace_pytorch.tensors import nbytes
+from ddtrace_pytorch.thrown import Thrown
 from ddtrace_pytorch.training.progress import Progress
 
 # A call that has taken less is not looked at closer, as a rule; where the rank is about to end there is no later.
@@ -70,7 +72,8 @@ class Whereabouts:
         self, rank: int, host: str, clock: Clock, collectives: Collectives | None, seconds: float, progress: Progress
     ) -> None:
         """`seconds`: how long a collective may take."""
-        self.raised: Raised | None = None
+        # What a collective raised last, and what becomes of it.
+        self._raised: tuple[Raised, Thrown] | None = None
         self.told_at = 0
         # A call that has taken less ns is not looked at closer.
         self.closer_ns = CLOSER_NS
@@ -95,7 +98,7 @@ class Whereabouts:
 
     def state(self, gpu: str | None, pid: int) -> RankState:
         """All of it; `moves` is since the last time."""
-        frames = self._thrown or _frames(sys._current_frames().get(self._main))
+        frames = self._thrown or frames_of(sys._current_frames().get(self._main))
         spelled = doing.spelled(doing.theirs(frames))
         if self._failed_in and doing.own_frame(spelled) is None:
             spelled = doing.spelled(self._failed_in)
@@ -111,7 +114,7 @@ class Whereabouts:
             step=number if is_whole(number := self._progress.step.number) else None,
             frames=spelled,
             groups=self._groups(),
-            raised=self.raised,
+            raised=self._as_it_stands(),
             told_at=self.told_at,
         )
 
@@ -141,17 +144,34 @@ class Whereabouts:
         """A call of `cell` raised `error`, on this thread and just now."""
         here = cell.group
         if threading.get_ident() == self._main:
-            self._failed_in = doing.theirs(_frames(sys._getframe()))
-        unseen = 0
-        if cell.numbered and self._collectives is not None:
-            unseen = self._collectives.readings.unseen_in(here, cell.operation)
-        key = here.calls + 1 + unseen if cell.numbered else 0
-        arguments = _arguments(_in_traceback(error), cell.operation)
-        began = self._collectives.instrument.in_flight.slot().started if self._collectives is not None else 0
-        call = _call(cell.operation, key, arguments, here, since=self._clock.from_monotonic(began))
-        call = _among_seen(call, unseen)
+            self._failed_in = doing.theirs(frames_of(sys._getframe()))
         text = f"{type(error).__name__}: {_one_line(error)}"
-        self.raised = Raised(here.name, call, text, self._clock.now())
+        raised = Raised(here.name, self._failed_call(cell, error), text, self._clock.now())
+        self._raised = raised, Thrown(error, self._progress.step)
+
+    def _failed_call(self, cell: Cell, error: BaseException) -> Call:
+        here, unseen = cell.group, 0
+        slot = self._collectives.instrument.in_flight.slot() if self._collectives is not None else None
+        awaited = slot.waits if slot is not None else None
+        if awaited is not None and awaited.cell is cell:
+            # It was counted when it was made.
+            unseen = self._unseen(here) if awaited.key else 0
+            call = Call(cell.operation, awaited.key, peer=awaited.peer, since=self._clock.from_monotonic(awaited.since))
+            call = _completed_by(call, _recent(here, here.calls))
+        else:
+            if cell.numbered and self._collectives is not None:
+                unseen = self._collectives.readings.unseen_in(here, cell.operation)
+            arguments = _arguments(_in_traceback(error), cell.operation)
+            since = self._clock.from_monotonic(slot.started if slot is not None else 0)
+            call = _call(cell.operation, here.calls + 1 if cell.numbered else 0, arguments, here, since)
+        return _among_seen(replace(call, key=call.key + unseen), unseen)
+
+    def _as_it_stands(self) -> Raised | None:
+        """What a collective raised last, with what is known of it by now."""
+        if self._raised is None:
+            return None
+        raised, thrown = self._raised
+        return replace(raised, caught=True) if thrown.is_caught(self._progress.step) else raised
 
     @property
     def is_seen_in_part(self) -> bool:
@@ -177,7 +197,7 @@ class Whereabouts:
 
     def error_of(self, pending: Pending) -> str | None:
         """What raised `pending`, which is over; None if it came to a better end, as far as that is known."""
-        raised = self.raised
+        raised, _ = self._raised or (None, None)
         if raised is None or raised.at < self._clock.from_monotonic(pending.since):
             return None
         call = raised.call
@@ -422,7 +442,7 @@ def _in_traceback(error: BaseException) -> FrameType | None:
 
 
 def _frames_in(traceback: TracebackType | None) -> list[doing.Frame]:
-    """As :func:`_frames`, of a traceback."""
+    """As :func:`~ddtrace_pytorch.stack.frames_of`, of a traceback."""
     found: deque[doing.Frame] = deque(maxlen=TRACEBACK_FRAMES)
     while traceback is not None:
         code = traceback.tb_frame.f_code
@@ -436,15 +456,3 @@ def _one_line(error: BaseException) -> str:
         return next(iter(str(error).splitlines()), "")[:ERROR_LENGTH]
     except Exception:  # the user's own text
         return ""
-
-
-def _frames(frame: FrameType | None) -> list[doing.Frame]:
-    """All of a stack, innermost first. Which line a frame is at takes some microseconds to find out: of torch's own
-    frames it is told where they will be shown."""
-    found: list[doing.Frame] = []
-    while frame is not None:
-        file = frame.f_code.co_filename
-        told = len(found) < doing.FRAMES or "/torch/" not in file
-        found.append((file, frame.f_code.co_name, (frame.f_lineno or 0) if told else 0))
-        frame = frame.f_back
-    return found

@@ -14,10 +14,11 @@ from typing import Any
 from ddtrace_pytorch.runlog.fields import integer, mapping, number, text
 from ddtrace_pytorch.stalls import telling
 from ddtrace_pytorch.stalls.doing import own_frame
+from ddtrace_pytorch.stalls.got_over import is_echo, is_old, is_over
 from ddtrace_pytorch.stalls.history import Ending, History, Moment, call_in_words
 from ddtrace_pytorch.stalls.roll import GroupState, Life, Raised, RankState
 from ddtrace_pytorch.stalls.verdict import THRESHOLD, Kind, Verdict, judge
-from ddtrace_pytorch.stalls.waits import DEALT_WITH, FRESH, age_of, is_echo
+from ddtrace_pytorch.stalls.waits import FRESH, age_of
 
 Record = Mapping[str, Any]
 
@@ -332,10 +333,10 @@ def _cause(error: str, own: Cause) -> Cause:
 
 
 def _dealt_with(raised: Raised, state: RankState, fate: Fate) -> bool:
-    """Whether the rank went on after it, for long or with further collectives."""
+    """Whether the rank went on after it: it caught it, or lived on for long or with further collectives."""
     here = state.groups.get(raised.group)
     went_on = here is not None and 0 < raised.call.key < here.entered
-    return went_on or (raised.at > 0 and fate.at - raised.at > DEALT_WITH)
+    return went_on or is_over(raised, state, fate.at) or is_old(raised, fate.at)
 
 
 def _waited_long(state: RankState) -> bool:

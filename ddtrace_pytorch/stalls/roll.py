@@ -68,12 +68,14 @@ class GroupState:
 
 @dataclass(frozen=True)
 class Raised:
-    """A collective that raised: where, and what (`type: message`, one line)."""
+    """A collective that raised: where, and what (`type: message`, one line). `caught`: the rank has caught it, and runs
+    on (None: that isn't known)."""
 
     group: str
     call: Call
     error: str
     at: int = 0
+    caught: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,8 @@ from ddtrace_pytorch.threads import leave_signals_to_others
 
 # Between a collective that raised and the question why: the others need a beat to have written where they are.
 AFTER_ERROR_SECONDS = 1.2
+# By then it is known whether it was caught, as a rule, and this long is left to the others to read that.
+WRITTEN_BEFORE_SECONDS = 0.2
 # Where all ranks raise, it is said once in this time; where they wait, once in this share of what they may.
 ECHO_SECONDS = 5.0
 TELL_AGAIN = 0.9
@@ -50,6 +52,8 @@ class Outlet(Protocol):
     def verdict(self, verdict: Verdict) -> None: ...
 
     def raised(self) -> None: ...
+
+    def keep(self) -> None: ...
 
 
 class Standstill:
@@ -169,7 +173,10 @@ class Standstill:
                 self._closer = False
                 safely("look closer at what is under way")(self._look_closer)()
             if self._failed_at is not None:
-                self._leaving.wait(max(0.0, self._failed_at + AFTER_ERROR_SECONDS - time.monotonic()))
+                ask_at = self._failed_at + AFTER_ERROR_SECONDS
+                if not self._leaving.wait(max(0.0, ask_at - WRITTEN_BEFORE_SECONDS - time.monotonic())):
+                    self._outlet.keep()
+                self._leaving.wait(max(0.0, ask_at - time.monotonic()))
                 self._ask_why(())
                 self._failed_at = None
             elif self._stalls and not self._leaving.is_set():

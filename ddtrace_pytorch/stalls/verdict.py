@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
+from ddtrace_pytorch.stalls import got_over
 from ddtrace_pytorch.stalls.aligned import aligned
 from ddtrace_pytorch.stalls.astray import astray
 from ddtrace_pytorch.stalls.graph import dead_ends, on_every_circle
@@ -135,7 +136,7 @@ def judge(
     `roll`: what is known, by rank; `expected`: all ranks there should be; `hosts` of ranks missing in the roll, and
     `store_host`, that of the job's store, as far as known: when it is silent nobody elsewhere can be heard.
     """
-    roll = aligned(roll)
+    roll = aligned({rank: got_over.without(state, now) for rank, state in roll.items()})
     # Whoever is only said not to answer is as good as missing.
     heard = {rank: state for rank, state in roll.items() if state.life is not Life.UNREACHABLE}
     waits = waits_in(heard, now, threshold)

@@ -6,23 +6,16 @@ without a number. A rank waits in the places it is in; a place lacks the ranks t
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ddtrace_pytorch.stalls.got_over import is_echo
 from ddtrace_pytorch.stalls.mismatch import differ, ring_of
 from ddtrace_pytorch.stalls.roll import Call, GroupState, Life, RankState
 
 # ns. A state file may be as old as two beats, so a younger call is not waited in yet; what it shows is still changing.
 FRESH = 2 * 10**9
-# ns. An exception as old as this, on a rank that lives, has been dealt with.
-DEALT_WITH = 60 * 10**9
-
-# What a collective says when another rank broke it.
-_ECHO = re.compile(
-    r"clos|reset|broken pipe|time.?out|timed out|abort|remote|refused|unreachable|heartbeat", re.IGNORECASE
-)
 
 
 class Spot(NamedTuple):
@@ -89,7 +82,7 @@ def waits_in(roll: Mapping[int, RankState], now: int, threshold: int) -> list[Wa
         places = {(wait.group.name, wait.call.key): wait.group.ranks for wait in died}
         apart = {place for place, ranks in places.items() if _differ(*place, ranks, roll)}
         held += [wait for wait in died if (wait.group.name, wait.call.key) in apart]
-    return held + [wait for state in roll.values() for wait in _raised(state, now)]
+    return held + [wait for state in roll.values() for wait in _raised(state)]
 
 
 def _is_in_vain(wait: Wait, roll: Mapping[int, RankState], dead: set[int]) -> bool:
@@ -117,14 +110,12 @@ def age_of(call: Call, state: RankState, now: int) -> int:
     return (state.as_of or now) - call.since
 
 
-def _raised(state: RankState, now: int) -> Iterator[Wait]:
+def _raised(state: RankState) -> Iterator[Wait]:
     raised = state.raised
     group = state.groups.get(raised.group) if raised is not None else None
     if raised is None or group is None or state.life in (Life.SILENT, Life.UNREACHABLE):
         return
-    went_on = 0 < raised.call.key < group.entered
-    old = raised.at and (state.as_of or now) - raised.at > DEALT_WITH
-    if not went_on and not (state.life is Life.ALIVE and old):
+    if not 0 < raised.call.key < group.entered:
         age = raised.at - raised.call.since if raised.at and raised.call.since else 0
         yield Wait(state.rank, group, raised.call, age, raised.error)
 
@@ -217,11 +208,6 @@ def _came(state: RankState | None, spot: Spot) -> bool:
 def _completed(state: RankState | None, spot: Spot) -> bool:
     here = state.groups.get(spot.group) if state else None
     return here is not None and 0 < spot.key <= here.completed
-
-
-def is_echo(error: str) -> bool:
-    """Whether it is what a rank raises because another one is gone, or doesn't come."""
-    return _ECHO.search(error) is not None
 
 
 def _left(place: Place) -> frozenset[int]:

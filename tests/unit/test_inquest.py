@@ -274,6 +274,21 @@ def test_an_exception_that_was_dealt_with_long_ago_is_not_the_first_failure() ->
     assert (finding.first.cause, finding.first.ranks) == (Cause.SIGNAL, RANKS)
 
 
+@pytest.mark.parametrize("caught", [True, None])
+def test_an_exception_that_was_caught_is_not_the_first_failure(caught: bool | None) -> None:
+    """All ranks are refused, and say so; later they are told to end."""
+    refused = Raised("0", Call("broadcast", 42), "TypeError: no tensor", at(70))
+    told = []
+    for rank in RANKS:
+        said = [state_of(rank, 41, second, raised=refused) for second in (70, 71)]
+        said[1] = replace(said[1], raised=replace(refused, caught=caught))
+        records = [stated(said[0], "raised"), stated(said[1], "caught"), *beats(100, 41)[72:]]
+        told.append(history(rank, *records, ended("signal:SIGTERM", 100.5)))
+    finding = found(*told)
+    assert finding.first is not None
+    assert finding.first.cause is (Cause.SIGNAL if caught else Cause.RAISED)
+
+
 def live(kind_of: RankState, second: float = 15, **more: Any) -> Record:
     """The record that a rank wrote of a stall since 4 s, rank 3 being as it is said."""
     roll = {rank: state_of(rank, 42, second, since=4, doing="collective") for rank in (0, 1, 2)} | {3: kind_of}

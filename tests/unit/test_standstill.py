@@ -114,6 +114,8 @@ class Outlet:
 
     def raised(self) -> None: ...
 
+    def keep(self) -> None: ...
+
 
 def verdict_of_rank_1(root: Path, then: Callable[[], None], leaves: bool) -> Verdict:
     outlet = Outlet()

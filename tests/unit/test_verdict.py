@@ -425,6 +425,78 @@ def test_an_exception_that_was_dealt_with() -> None:
     assert judged(old, newer, behind(2), behind(3)) is None
 
 
+REFUSED = "TypeError: no tensor"
+
+
+def refused(state: RankState, error: str = REFUSED, ago: float = 12.5, of: str = "0", **more: object) -> RankState:
+    """`state` of a rank whose broadcast raised so long ago."""
+    raised = Raised(of, call(5, "broadcast", ago, **more), error, NOW - int(ago * SECOND))  # type: ignore[arg-type]
+    return replace(state, raised=raised)
+
+
+def caught(state: RankState, *raised: object, **more: object) -> RankState:
+    """The same, of a rank that has caught it."""
+    state = refused(state, *raised, **more)  # type: ignore[arg-type]
+    assert state.raised is not None
+    return replace(state, raised=replace(state.raised, caught=True))
+
+
+@pytest.mark.parametrize("of", ["0", "another"])
+@pytest.mark.parametrize("key", [4, 5, 6], ids=["before it", "of its number", "after it"])
+@pytest.mark.parametrize("who", [(0, 1, 2, 3), (0,), (3,)])
+def test_what_was_refused_and_caught_counts_for_nothing(who: tuple[int, ...], key: int, of: str) -> None:
+    """A call that is refused is not counted: the next one has its number."""
+    states = [*(waits(rank, key) for rank in range(3)), rank_in(3, here(WORLD, key - 1))]
+    verdict = verdict_of(*(caught(one, of=of) if one.rank in who else one for one in states))
+    assert (verdict.kind, verdict.ranks, verdict.waiting) == (Kind.ABSENT, (3,), (0, 1, 2))
+    assert verdict.waited == 12 * SECOND
+
+
+def test_a_transfer_that_was_refused_and_caught_is_not_one_that_was_met() -> None:
+    pair = Group("9", "pair", (0, 1))
+    receives = rank_in(0, here(pair, 0, Call("recv", peer=1, since=NOW - 12 * SECOND)))
+    sent = Raised("9", Call("send", peer=0, since=NOW - 13 * SECOND), REFUSED, NOW - 13 * SECOND, caught=True)
+    verdict = verdict_of(receives, rank_in(1, here(pair, 0), raised=sent), behind(2), behind(3))
+    assert (verdict.kind, verdict.ranks, verdict.waiting) == (Kind.ABSENT, (1,), (0,))
+
+
+def test_what_all_were_refused_and_caught_is_no_stall() -> None:
+    assert judged(*(caught(behind(rank)) for rank in range(4))) is None
+
+
+def test_who_died_after_it_had_caught_something_died_of_another_thing() -> None:
+    verdict = verdict_of(waits(0), waits(1), waits(2), caught(behind(3, life=Life.DEAD)))
+    assert (verdict.kind, verdict.ranks, verdict.culprits[0].error) == (Kind.GONE, (3,), None)
+
+
+@pytest.mark.parametrize(("ago", "kind"), [(1.2, Kind.GONE), (9.0, Kind.GONE), (11.0, None)])
+def test_what_another_rank_was_the_reason_of_is_asked_for_though_it_was_caught(ago: float, kind: Kind | None) -> None:
+    verdict = judged(*(caught(behind(rank), ECHO, ago) for rank in range(3)), behind(3, life=Life.DEAD))
+    assert (verdict and verdict.kind) is kind
+
+
+def test_what_a_peer_sent_is_known_though_it_caught_what_came_of_it() -> None:
+    odd = caught(behind(3), ECHO, 1.2, dtype="int64")
+    verdict = verdict_of(*(aborted(rank, operation="broadcast") for rank in range(3)), odd)
+    assert (verdict.kind, verdict.detail, verdict.ranks) == (Kind.MISMATCH, Detail.DTYPE, (3,))
+
+
+def test_who_tries_again_waits_there() -> None:
+    """And not in what it tried first, which had been another call."""
+    again = [caught(waits(rank, age=4.0), ECHO, 5.0) for rank in range(3)]
+    verdict = verdict_of(*again, behind(3), threshold=5 * SECOND)
+    assert (verdict.kind, verdict.ranks, verdict.where.operation) == (Kind.ABSENT, (3,), "all_reduce")
+    assert verdict.waited == 4 * SECOND
+
+
+def test_who_tries_something_else_in_the_handler_waits_there() -> None:
+    """All are refused; three fall back to the call that another one hasn't come to."""
+    verdict = verdict_of(*(refused(waits(rank)) for rank in range(3)), behind(3))
+    assert (verdict.kind, verdict.ranks, verdict.waiting) == (Kind.ABSENT, (3,), (0, 1, 2))
+    assert (verdict.where.operation, verdict.waited) == ("all_reduce", 12 * SECOND)
+    assert judged(*(refused(waits(rank, age=1.0), ago=1.5) for rank in range(3)), behind(3)) is None
+
+
 TOLD = {
     "absent": "rank 3 (host-b, GPU-3) has not entered it; it is at train.py:88 load_batch, step 517, data loading, "
     "last beat 0.4 s ago",
