@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddtrace.constants import USER_KEEP
 
@@ -35,9 +35,9 @@ from ddtrace_pytorch.identity.introduction import GENERATED, Introduced, Introdu
 from ddtrace_pytorch.identity.meeting import Meeting
 from ddtrace_pytorch.identity.topology import find_nodes, this_node
 from ddtrace_pytorch.kernels.native import Context, NativeParent
+from ddtrace_pytorch.kernels.no_sampler import NoSampler
 from ddtrace_pytorch.kernels.profilers import Profilers
 from ddtrace_pytorch.kernels.requests import Requests
-from ddtrace_pytorch.kernels.sampler import Sampler, made
 from ddtrace_pytorch.kernels.windows import Windows
 from ddtrace_pytorch.lookout import Lookout
 from ddtrace_pytorch.pulse import Pulse, task
@@ -55,6 +55,9 @@ from ddtrace_pytorch.training.observer import Training
 from ddtrace_pytorch.training.progress import Step
 from ddtrace_pytorch.training.steps import Steps
 from ddtrace_pytorch.whereabouts import Whereabouts
+
+if TYPE_CHECKING:
+    from ddtrace_pytorch.kernels.sampler import Sampler
 
 BEAT_SECONDS = 1.0
 FIRST_SNAPSHOT_SECONDS = 10.0
@@ -134,12 +137,14 @@ class Session:
             (member.rank, member.world_size, member.backend),
             self._run_ids,
         )
-        # Where torch comes later there is no process group, and the sampler goes without.
+        self._sampler: Sampler | NoSampler = NoSampler()
         torch = sys.modules.get("torch")
-        self._sampler: Sampler | None = (
-            None if torch is None else made(torch, settings, self._clock, self.span, self._exporter, steps, profilers)
-        )
-        self._native = NativeParent(self._native_context, ours=None if self._sampler is None else self._sampler.tracer)
+        if settings.kernel_every and torch is not None:
+            from ddtrace_pytorch.kernels.sampler import made
+
+            sampler = made(torch, settings, self._clock, self.span, self._exporter, steps, profilers)
+            self._sampler = sampler or self._sampler
+        self._native = NativeParent(self._native_context, ours=self._sampler.tracer)
         self._training.chosen = self._is_looked_into
         self._training.very_slow = self.windows.was_slow
         self.windows.follow = lambda: self._training.at_turns(self.windows.turned)
@@ -165,7 +170,7 @@ class Session:
         self._handler = handler
         keep = task("keep where this rank is", self._lookout.keep, math.inf)
         read = task("read a profiler window", self.windows.read, math.inf)
-        sampled = task("take what was sampled", self._take_sampled, math.inf)
+        sampled = task("take what was sampled", self._sampler.take, math.inf)
         self._pulse = Pulse(
             [
                 task("beat", self._beat, BEAT_SECONDS),
@@ -185,8 +190,7 @@ class Session:
             self._on_signals,
         )
         self.windows.wake = lambda: self._pulse.want(read)
-        if self._sampler is not None:
-            self._sampler.wake = lambda: self._pulse.want(sampled)
+        self._sampler.wake = lambda: self._pulse.want(sampled)
         if ledger is not None:
             # A rank may die in it before the next beat, and only a beat says what its number means.
             ledger.on_new = safely("keep what is new")(lambda cell: self._pulse.want(keep))
@@ -218,9 +222,7 @@ class Session:
         self._watch_collectives()
         self._training.open()
         self.windows.open()
-        if self._sampler is not None:
-            self._sampler.open()
-            self._training.at_turns(self._sampler.turned)
+        self._sampler.open(self._training.at_turns)
         if self._records is not None:
             self._records.open()
 
@@ -256,8 +258,7 @@ class Session:
             self._records.gather(before_export)
         self._close_training(end)
         self.windows.close(before_export)
-        if self._sampler is not None:
-            self._sampler.close(before_export)
+        self._sampler.close(before_export)
         if self._records is not None:
             self._records.close()
         self._finish(end)
@@ -320,8 +321,7 @@ class Session:
         self._lookout.abandon()
         self._training.abandon()
         self.windows.abandon()
-        if self._sampler is not None:
-            self._sampler.abandon()
+        self._sampler.abandon()
         if self._collectives is not None:
             self._collectives.abandon()
 
@@ -502,8 +502,7 @@ class Session:
         self._handler.look()
         self._training.beat()
         self.windows.beat()
-        if self._sampler is not None:
-            self._sampler.beat()
+        self._sampler.beat()
         steps = self._training.count
         beat: dict[str, Any] = {"type": "beat", "ts": self._clock.now(), "seq": self._beats, "steps": steps}
         learnt: dict[str, Fact] = {"pytorch.steps": steps}
@@ -516,14 +515,10 @@ class Session:
         self._exporter.put(beat | self._lookout.beat())
         self._exporter.wake()
 
-    def _take_sampled(self) -> None:
-        if self._sampler is not None:
-            self._sampler.take()
-
     def _is_looked_into(self, step: Step) -> bool:
         """Whether what the GPU did in a step is told, so that it gets a span. Both are to know of it."""
         profiled = self.windows.takes(step)
-        sampled = self._sampler is not None and self._sampler.takes(step)
+        sampled = self._sampler.takes(step)
         return profiled or sampled
 
     @safely("tell of checkpoints")
@@ -540,8 +535,7 @@ class Session:
         if self._records is not None:
             self._records.summarise()
         self._training.summarise()
-        if self._sampler is not None:
-            self._sampler.summarise()
+        self._sampler.summarise()
 
     def rotate(self) -> None:
         ended = self.span.rotate(self._clock.now())

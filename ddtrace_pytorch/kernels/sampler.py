@@ -61,10 +61,12 @@ def made(
     profilers: Profilers,
 ) -> Sampler | None:
     """One, where that is wanted and can be."""
-    wanted = settings.kernel_every and torch.version.cuda is not None and functions(NATIVE_TRACER) is None
-    path = find() if wanted else None
-    cupti = libcupti() if path is not None else None
+    if torch.version.cuda is None or functions(NATIVE_TRACER) is not None:
+        return None
+    path, cupti = find(), libcupti()
     if path is None or cupti is None:
+        why = "the kernel sampler was not built" if path is None else "torch has brought no libcupti"
+        warn_first(f"the GPU's kernels are not counted: {why}")
         return None
     library = SamplerLibrary(path)
     if library.open(cupti):
@@ -157,9 +159,10 @@ class Sampler:
         """What can be told of the open span as Datadog's native tracer is."""
         return self._library.quick
 
-    def open(self) -> None:
-        """From now on :meth:`turned` is to be called."""
+    def open(self, at_turns: Callable[[Callable[[], object]], object]) -> None:
+        """`at_turns` has something called as one step ends and the next begins."""
         self._profilers.sampler = self
+        at_turns(self.turned)
 
     @safely("sample the GPU's kernels")
     def turned(self) -> None:
