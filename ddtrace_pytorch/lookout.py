@@ -135,7 +135,7 @@ class Lookout:
         raised = state.raised if state is not None else None
         if raised is not None and raised.caught and raised.at != self._caught:
             self._caught = raised.at
-            self._note_state("caught")
+            safely("keep that an exception was caught")(self._note_state)("caught")
         return state
 
     def leave_store(self, deadline: Deadline) -> None:

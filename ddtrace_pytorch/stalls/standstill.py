@@ -175,7 +175,7 @@ class Standstill:
             if self._failed_at is not None:
                 ask_at = self._failed_at + AFTER_ERROR_SECONDS
                 if not self._leaving.wait(max(0.0, ask_at - WRITTEN_BEFORE_SECONDS - time.monotonic())):
-                    self._outlet.keep()
+                    safely("keep what became of a collective that raised")(self._outlet.keep)()
                 self._leaving.wait(max(0.0, ask_at - time.monotonic()))
                 self._ask_why(())
                 self._failed_at = None
