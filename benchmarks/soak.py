@@ -8,7 +8,7 @@ destroyed and made anew. Every few seconds it is noted of each rank how large it
 it has, and how large the run log is. With `--without-us` the same training runs by itself: what grows there is torch's
 or ddtrace's.
 
-The series are kept in results/soak.json; tests/unit/test_soak.py bounds their slopes, by :func:`complaints`.
+The series are kept in results/soak.json; tests/dist/test_soak.py bounds their slopes, by :func:`complaints`.
 """
 
 from __future__ import annotations

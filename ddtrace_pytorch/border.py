@@ -36,11 +36,12 @@ def speak_for(rank: int) -> None:
 
 def warn(message: str, *, exc_info: bool = False) -> None:
     """Log `message` as a warning, in a line of its own whatever it quotes."""
+    message = visible(message[:_LONGEST])
     if len(message) > _LONGEST:
         message = message[:_LONGEST] + "…"
     # Most training scripts set up no logging, and then neither the level nor the logger's name is shown.
     level = "" if log.hasHandlers() else "WARNING "
-    log.warning("%s%s: %s", level, _speaker, visible(message), exc_info=exc_info)
+    log.warning("%s%s: %s", level, _speaker, message, exc_info=exc_info)
 
 
 def warn_once(message: str, *, exc_info: bool = False) -> None:

@@ -24,7 +24,7 @@ class _OfLog:
     collectives: collectives.Gathering
     records: records.Gathering = field(default_factory=records.Gathering)
     stalls: Stalls = field(default_factory=Stalls)
-    kernels: windows.Gathering = field(default_factory=windows.Gathering)
+    kernels: windows.Gathering = field(default_factory=partial(windows.Gathering, each_step=True))
     windows: windows.Gathering = field(default_factory=windows.Gathering)
     view: RankView | None = None
 
@@ -63,7 +63,7 @@ def gather(logs: Sequence[RankLog], calls: int, progress: Progress, view: View |
     if that is wanted."""
     of_ranks = []
     talked, recorded, stalled = collectives.Gathering(calls), records.Gathering(), Stalls()
-    profiled, counted = windows.Gathering(), windows.Gathering()
+    profiled, counted = windows.Gathering(), windows.Gathering(each_step=True)
 
     def of_log(log: RankLog) -> _OfLog:
         one = _OfLog(

@@ -68,12 +68,15 @@ class _Window:
     calls: int
     took_ms: float
     whole: bool
+    many: int
 
 
 class Gathering:
-    """The records of one kind of all ranks, rank after rank."""
+    """The records of one kind of all ranks, rank after rank. `each_step`: a record of several steps is as many as
+    these."""
 
-    def __init__(self) -> None:
+    def __init__(self, each_step: bool = False) -> None:
+        self._each_step = each_step
         self._windows: dict[int, dict[int, _Window]] = {}
         self._top: dict[int, dict[str, float]] = {}
         self._of: dict[int, str] = {}
@@ -94,6 +97,7 @@ class Gathering:
             calls=int(_sound(metrics, "communication_calls")),
             took_ms=(integer(record, "duration") or 0) / 1e6,
             whole=state == COMPLETE,
+            many=max(integer(record, "steps") or 1, 1) if self._each_step else 1,
         )
         self._of[rank] = text(record, "of")
         kernels = record.get("kernels")
@@ -118,16 +122,17 @@ class Gathering:
 
     def _rank(self, rank: int) -> RankWindows:
         windows = list(self._windows.get(rank, {}).values())
+        many = sum(one.many for one in windows)
         shares = [one.busy for one in windows if one.busy is not None]
         overlaps = [one.overlap for one in windows if one.overlap is not None]
         top, top_ms = max(self._top.get(rank, {}).items(), key=lambda one: (one[1], one[0]), default=("", 0.0))
         return RankWindows(
             rank=rank,
-            windows=len(windows),
+            windows=many,
             of=self._of.get(rank, ""),
             busy_share=mean(shares) if shares else None,
             idle_longest_ms=max((one.idle for one in windows), default=0.0),
-            communication_ms=mean(one.communication for one in windows) if windows else 0.0,
+            communication_ms=sum(one.communication for one in windows) / many if many else 0.0,
             communication_overlap=mean(overlaps) if overlaps else None,
             top=top,
             top_ms=top_ms,
@@ -141,10 +146,14 @@ class Gathering:
         spent, took, windows = dict.fromkeys(ranks, 0.0), 0.0, 0
         for step in set.intersection(*(set(one) for one in self._windows.values())):
             there = {rank: self._windows[rank][step] for rank in ranks}
-            calls = {one.calls for one in there.values()}
-            if not all(one.whole for one in there.values()) or len(calls) > 1 or not any(calls):
+            calls = {(one.calls, one.many) for one in there.values()}
+            if (
+                not all(one.whole for one in there.values())
+                or len(calls) > 1
+                or not any(one.calls for one in there.values())
+            ):
                 continue
-            windows += 1
+            windows += next(iter(there.values())).many
             took += median(one.took_ms for one in there.values())
             for rank, one in there.items():
                 spent[rank] += one.communication

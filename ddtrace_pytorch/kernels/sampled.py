@@ -31,8 +31,9 @@ class Sum(NamedTuple):
 @dataclass(frozen=True)
 class Run:
     """Steps in a row that were sampled. `first`: its number; `start`, `end`: on the host's clock, in ns since the
-    epoch; `kernels` by name; `lost`: records that CUPTI, or the sampler, dropped; `detail`: of a run whose kernels
-    were kept one by one; `parent`: the ids of the trace and of the span that they belong to."""
+    epoch; `kernels` by name; `lost`: records that CUPTI, or the sampler, dropped, and `is_partial` if some are missing
+    of which nobody knows how many; `detail`: of a run whose kernels were kept one by one; `parent`: the ids of the
+    trace and of the span that they belong to."""
 
     first: int
     steps: int
@@ -40,6 +41,7 @@ class Run:
     end: int
     kernels: Mapping[str, Sum]
     lost: int
+    is_partial: bool = False
     detail: Aggregates | None = None
     parent: tuple[int, int] | None = None
 
@@ -57,7 +59,7 @@ class Run:
             "ts": self.end,
             "step": self.first,
             "steps": self.steps,
-            "state": PARTIAL if self.lost else WHOLE,
+            "state": PARTIAL if self.lost or self.is_partial else WHOLE,
             "start": self.start,
             "duration": self.end - self.start,
             "of": "kernels",

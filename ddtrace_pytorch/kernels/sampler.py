@@ -28,7 +28,7 @@ from ddtrace_pytorch.kernels.aggregates import Event
 from ddtrace_pytorch.kernels.demangling import demangled
 from ddtrace_pytorch.kernels.profilers import Profilers
 from ddtrace_pytorch.kernels.sampled import Run, Sum, Totals
-from ddtrace_pytorch.kernels.sampler_library import KERNEL, Raw, SamplerLibrary, Taken, find, libcupti
+from ddtrace_pytorch.kernels.sampler_library import Raw, SamplerLibrary, Taken, find, libcupti
 from ddtrace_pytorch.kernels.sampling_budget import SamplingBudget
 from ddtrace_pytorch.kernels.step_signals import StepSignals
 from ddtrace_pytorch.kernels.symbols import functions
@@ -100,7 +100,8 @@ class Gpu:
         return event
 
     def has_passed(self, mark: Any) -> bool:
-        return bool(mark.query())
+        """Not while a graph is being captured: to ask would end the capture."""
+        return not self._torch.cuda.is_current_stream_capturing() and bool(mark.query())
 
 
 @dataclass
@@ -115,7 +116,7 @@ class _Recorded:
 
 
 class Sampler:
-    """From :meth:`open` to :meth:`close`; `library` is open."""
+    """From :meth:`open` to :meth:`close`. `wake`: have :meth:`take` called soon; a session sets it."""
 
     def __init__(
         self,
@@ -128,7 +129,7 @@ class Sampler:
         library: SamplerLibrary,
         gpu: Gpu,
     ) -> None:
-        """`wake`: have :meth:`take` called soon; a session sets it."""
+        """`library` is open."""
         self.wake: Callable[[], object] = lambda: None
         self._clock = clock
         self._span = span
@@ -151,7 +152,7 @@ class Sampler:
         self._steps_of: deque[tuple[int, dict[int, tuple[Step, Piece]]]] = deque(maxlen=_REMEMBERED)
         self._waiting: deque[Run] = deque(maxlen=_REMEMBERED)
         self._closed = False
-        self._taking = threading.Lock()
+        self._taking = threading.RLock()
         self._signals = StepSignals(ours=library.quick, theirs=False)
 
     @property
@@ -167,8 +168,10 @@ class Sampler:
     @safely("sample the GPU's kernels")
     def turned(self) -> None:
         """One step ends, and the next begins; on the thread that trains."""
-        self._arm_or_not(time.monotonic_ns())
-        self._signals.turn()
+        try:
+            self._arm_or_not(time.monotonic_ns())
+        finally:
+            self._signals.turn()
 
     def _arm_or_not(self, now: int) -> None:
         before, self._turned_at = self._turned_at, now
@@ -184,6 +187,7 @@ class Sampler:
                 self._library.arm()
             else:
                 self._on, self._is_past = None, False
+                self._launched = on, None
                 self._launched = on, self._gpu.mark()
         elif self._launched is not None:
             self._follow(*self._launched)
@@ -193,10 +197,10 @@ class Sampler:
     @safely("give way to a profiler")
     def give_way(self) -> None:
         """A profiler begins, of the user's or of ours."""
-        recorded = self._on or self._over or (self._launched[0] if self._launched else None)
         self._on = self._launched = self._over = None
-        if recorded is not None:
-            self._totals.lost += self._take().totals.records
+        self._library.off()
+        with self._taking:
+            self._totals.lost += self._library.take().totals.records
 
     def takes(self, step: Step) -> bool:
         """Whether kernels of `step`, which is about to be told of, were kept one by one. On the Pulse."""
@@ -234,11 +238,11 @@ class Sampler:
     @safely("sum up the GPU's kernels")
     def summarise(self) -> None:
         """Tell the totals since the last time. On the Pulse."""
+        self._wants_detail = True
+        if not self._totals.steps:
+            return
         totals, self._totals = self._totals, Totals()
         began, self._began = self._began, self._clock.now()
-        self._wants_detail = True
-        if not totals.steps:
-            return
         facts = totals.facts(self.budget.every, self.budget.cost)
         told = self._span.child(sampled.NAME, "GPU kernels", began, self._began - began, facts)
         self._exporter.put_span(told, logged=False)
@@ -248,27 +252,36 @@ class Sampler:
     def close(self, deadline: Deadline) -> None:
         """Tell what there is. The steps have been told of."""
         self._closed = True
-        self._profilers.sampler = None
         on, launched = self._on, self._launched
-        if on is not None:
-            self._signals.close()
-            on.end = time.monotonic_ns()
-            launched = on, self._gpu.mark()
-        if launched is not None:
-            left = Deadline(deadline.left(_PATIENCE))
-            while launched[1] is not None and not self._gpu.has_passed(launched[1]) and left.left():
-                time.sleep(0.001)
-            self._over = launched[0]
         self._on = self._launched = None
-        self.take()
+        self._signals.close()
+        if on is not None:
+            on.end = time.monotonic_ns()
+            launched = on, None
+        if launched is not None:
+            self._over = launched[0]
+            self._wait_for(launched[1], Deadline(deadline.left(_PATIENCE)))
+        # The Pulse may be in CUPTI, and never come back from it.
+        if self._taking.acquire(timeout=max(deadline.left(), 0.0)):
+            self._taking.release()
+            self.take()
         self.beat()
         self.summarise()
+        if self._profilers.sampler is self:
+            self._profilers.sampler = None
+
+    @safely("wait for the GPU to be past what is counted")
+    def _wait_for(self, mark: Any, deadline: Deadline) -> None:
+        mark = mark or self._gpu.mark()
+        while mark is not None and not self._gpu.has_passed(mark) and deadline.left():
+            time.sleep(0.001)
 
     def abandon(self) -> None:
         """In a forked child: the library is off there."""
-        self._taking = threading.Lock()
+        self._taking = threading.RLock()
         self._on = self._launched = self._over = None
-        self._profilers.sampler = None
+        if self._profilers.sampler is self:
+            self._profilers.sampler = None
         self.budget.asked = 0
 
     def _take(self) -> Taken:
@@ -278,9 +291,17 @@ class Sampler:
 
     def _may(self) -> bool:
         torch = sys.modules["torch"]
-        if not self._gpu.is_there() or self._profilers.ours is not None or self._profilers.of_the_user(torch):
+        if (
+            self._closed
+            or not self._gpu.is_there()
+            or self._profilers.ours is not None
+            or self._profilers.of_the_user(torch)
+        ):
             return False
-        return self._gpu.obstacle() is None
+        why = self._gpu.obstacle()
+        if why is not None:
+            warn_first(f"the GPU's kernels are not counted now: {why}", about=f"kernels are not counted: {why}")
+        return why is None
 
     def _begin(self, number: int, now: int) -> None:
         wanted = self._wants_detail
@@ -288,9 +309,12 @@ class Sampler:
             self._library.keep(self._library.limits.raws if wanted else 0)
             self._keeps = wanted
         self._signals.look()
-        self._library.arm()
+        # In this order: a profiler that begins on another thread meanwhile finds it, or is found.
         self._on = _Recorded(number, now, wanted)
-        if wanted:
+        self._library.arm()
+        if not self._may():
+            self.give_way()
+        elif wanted:
             self._wants_detail = False
             self._steps_of.append((number, {}))
 
@@ -306,7 +330,7 @@ class Sampler:
 
     def _run(self, recorded: _Recorded, taken: Taken) -> Run:
         kernels: dict[str, Sum] = {}
-        of_names = ((demangled(key.name), one) for key, one in taken.sums.items() if key.kind == KERNEL)
+        of_names = ((demangled(key.name), one) for key, one in taken.sums.items())
         rest = ((_OTHER, taken.other),) if taken.other.count else ()
         sampled.add_up(kernels, ((name, Sum(one.count, one.total, one.longest)) for name, one in (*of_names, *rest)))
         parent = self._library.parent()
@@ -318,7 +342,8 @@ class Sampler:
             self._clock.from_monotonic(recorded.start),
             self._clock.from_monotonic(recorded.end),
             kernels,
-            sum(totals.dropped().values()) + totals.cupti_dropped + totals.refusals,
+            sum(totals.dropped().values()) + totals.cupti_dropped,
+            bool(totals.refusals),
             sampled.detail([_event(raw, ahead) for raw in taken.raws]) if whole else None,
             None if parent is None else (parent.trace_id, parent.span_id),
         )

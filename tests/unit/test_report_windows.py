@@ -80,19 +80,19 @@ def test_windows_are_shown_rank_by_rank() -> None:
 
 
 def test_steps_whose_kernels_were_counted_are_shown_alike_where_few_were_seen_one_by_one() -> None:
-    gathered = Gathering()
+    gathered = Gathering(each_step=True)
     for step in (50, 100):
-        counted = window(step, 10.0, 4) | {"type": "kernels"}
+        counted = window(step, 10.0 * (1 + step // 100), 4) | {"type": "kernels", "steps": 1 + step // 100}
         if step == 100:
             del counted["kernels"], counted["metrics"]["busy_share"], counted["metrics"]["communication_overlap"]
         gathered.add(0, counted)
-    gathered.add(1, window(50, 40.0, 4) | {"type": "kernels"})
+    gathered.add(1, window(50, 40.0, 4) | {"type": "kernels", "steps": 1})
     told = gathered.told()
     console = Console(width=100)
     with console.capture() as captured:
         render_windows(told, COUNTED, console)
     lines = captured.get().splitlines()
     assert lines[1] == "GPU kernels"
-    assert lines[4].split() == ["0", "2", "50%", "7ms", "10ms", "25%", "gemm", "(40ms)"]
+    assert lines[4].split() == ["0", "3", "50%", "7ms", "10ms", "25%", "gemm", "(40ms)"]
     assert told.late == Late(0, 10.0, 40.0, 1)
     assert late_in_words(told.late, COUNTED).startswith("rank 0 is late: in a step whose kernels were counted, coll")

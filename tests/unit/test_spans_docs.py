@@ -139,7 +139,7 @@ def of_profile() -> Facts:
 def of_kernels() -> Facts:
     totals = sampled.Totals()
     events = [Event("nccl", 0, 5, 1, True), Event("gemm", 7, 8, 2, True)]
-    totals.add(sampled.Run(1, 1, 0, 9, {"gemm": sampled.Sum(1, 5, 5)}, 0, sampled.detail(events)))
+    totals.add(sampled.Run(1, 1, 0, 9, {"gemm": sampled.Sum(1, 5, 5)}, 0, False, sampled.detail(events)))
     return totals.facts(50, 0.0)
 
 

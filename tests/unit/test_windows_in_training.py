@@ -6,6 +6,7 @@ import gzip
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -46,6 +47,14 @@ def test_one_that_is_asked_for_between_two_others_ends_where_it_should(job: Call
     steps = [next(kernel for kernel in told["kernels"] if "SGD.step" in kernel["name"]) for told in one.told()
              if told["state"] == "complete"]  # fmt: skip
     assert [step["count"] for step in steps] == [2, 3, 2]
+
+
+def test_the_sampler_of_kernels_gives_way_to_each(job: Callable[..., Job]) -> None:
+    training, asked = job(DD_PYTORCH_PROFILE_EVERY="4"), []
+    training.profilers.sampler = SimpleNamespace(give_way=lambda: asked.append(training.profilers.ours))
+    training.train(10)
+    assert asked == [None, None]  # before there is one
+    assert len(training.told()) == 2
 
 
 def test_where_each_epoch_counts_from_one_each_has_its_windows(job: Callable[..., Job]) -> None:
