@@ -153,7 +153,7 @@ class Sampler:
         self._waiting: deque[Run] = deque(maxlen=_REMEMBERED)
         self._closed = False
         self._taking = threading.RLock()
-        self._signals = StepSignals(ours=library.quick, theirs=False)
+        self._signals = StepSignals(library.quick)
 
     @property
     def tracer(self) -> Any:
