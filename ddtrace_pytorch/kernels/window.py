@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ddtrace_pytorch.kernels import teardown
+from ddtrace_pytorch.kernels import gloo, teardown
 from ddtrace_pytorch.kernels.memory import MemoryHistory
 from ddtrace_pytorch.kernels.symbols import functions
 from ddtrace_pytorch.kernels.trace_file import metadata
@@ -24,6 +25,9 @@ _QUIET = ("KINETO_LOG_LEVEL", "6")
 # By what other clients of CUPTI are loaded, which has room for one.
 _INJECTIONS = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")
 NATIVE_TRACER = "dd_set_global_parent_context"
+
+# Seconds for gloo's threads, at a step's end, at so many of them; and where the window has to end now.
+_PATIENCE, _POSTPONED, _LAST_PATIENCE = 0.05, 8, 1.0
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,8 @@ class Window:
         self._torch = torch
         self._options = options
         self._started = False
+        self._prepared = time.time_ns()
+        self._postponed = 0
         self._memory = MemoryHistory(torch) if options.memory and options.gpu else None
         # `use_cpu` chooses nothing here: what does is the set of activities, the same on all releases.
         self._profiler = torch.autograd.profiler.profile(
@@ -114,12 +120,25 @@ class Window:
             if on:
                 add(name, "1")
 
+    def may_end(self) -> bool:
+        """Whether it can be switched off: not while another thread is to end a range of it. That is waited for a
+        little, at each of some steps."""
+        if self._postponed < _POSTPONED and not self._others_are_done(_PATIENCE):
+            self._postponed += 1
+            return False
+        return True
+
+    def _others_are_done(self, patience: float) -> bool:
+        return not self._options.cpu or gloo.is_done(self._torch, self._prepared, patience)
+
     def must_wait(self) -> bool:
         """Whether this is no time to start or to end: whoever waits for the GPU now would break a graph's capture."""
         return self._options.gpu and bool(self._torch.cuda.is_current_stream_capturing())
 
     def settle(self) -> None:
-        """Wait until the GPU has done what was asked of it: what isn't over isn't recorded."""
+        """Wait until the GPU has done what was asked of it: what isn't over isn't recorded; and gloo's threads, as far
+        as they will."""
+        self._others_are_done(_LAST_PATIENCE)
         if self._options.gpu and not self.must_wait():
             self._torch.cuda.synchronize()
 
@@ -144,4 +163,5 @@ class Window:
         """End, without results."""
         if not self._started:
             self._profiler._start_trace()
+        self._others_are_done(_LAST_PATIENCE)
         self.end()

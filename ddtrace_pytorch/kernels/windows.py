@@ -351,7 +351,7 @@ class Windows:
         if number >= plan.ends_before or number < plan.warms_up_at:
             if open_.start is None:
                 self._drop(open_, window_telling.SKIPPED, f"the steps were set to {number}")
-            else:
+            elif open_.window.may_end():
                 self._end(open_)
         elif number >= plan.first and open_.start is None:
             self._start(open_)
