@@ -7,6 +7,9 @@ once. What then happens depends on who else wants the signal:
 * nobody (the handler before ours is the default, or ddtrace's, which ends in the default): the session says
   farewell, and the process dies of the same signal, by the default action;
 * the user, before or after us: a snapshot is sent, and everything else is left to the user's handler.
+
+Without us the default action would have ended the process at once. So what handlers of other signals raise while ours
+waits (Ctrl-C, or torch's of SIGCHLD where a DataLoader's worker died of the same signal) changes nothing about the end.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import contextlib
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -66,6 +70,8 @@ class Handler:
         # On the main thread our Python handler asks, and the Pulse, which may have heard before it, answers.
         self._asking = False
         self._answered = threading.Event()
+        # What handlers of other signals raised first while the process was to end.
+        self._raised: BaseException | None = None
         self._left_to_the_user = False
         self._was_ours_alone = True
 
@@ -157,6 +163,29 @@ class Handler:
             if for_us:
                 held.append(number)
             return
+        if for_us:
+            self._end(number, frame)
+        else:
+            self._see_to(number, frame, for_us)
+
+    def _end(self, number: int, frame: FrameType | None) -> None:
+        """Die of the signal, which is ours, whatever is raised meanwhile."""
+        until = time.monotonic() + ANSWER_SECONDS
+        try:
+            self._see_to(number, frame, for_us=True)
+        except BaseException as error:
+            self._keep(error)
+            if self._listening:
+                self._wait(until, for_us=True)
+            c_signals.die(number)
+        raised, self._raised = self._raised, None
+        if raised is not None:
+            raise raised  # and we are still here: PID 1, which goes on as if there had been no SIGTERM
+
+    def _keep(self, error: BaseException) -> None:
+        self._raised = self._raised or error
+
+    def _see_to(self, number: int, frame: FrameType | None, for_us: bool) -> None:
         if self._listening and self._ask(number, for_us):
             return  # and we are still here: PID 1, or called by the user's handler
         if callable(self.previous):
@@ -174,14 +203,24 @@ class Handler:
         try:
             if not safely("hear signals")(self.pipe.attach)():
                 self.pipe.poke(bytes([number]))
-            done = self._answered.wait(ANSWER_SECONDS)
+            done = self._wait(time.monotonic() + ANSWER_SECONDS, for_us)
             if done and for_us and self._left_to_the_user:
                 # The Pulse could not know that nobody but us was called.
                 self._was_ours_alone = True
                 self._answered.clear()
                 self.pipe.poke(bytes([number]))
-                done = self._answered.wait(ANSWER_SECONDS)
+                done = self._wait(time.monotonic() + ANSWER_SECONDS, for_us)
             self._answered.clear()
             return done
         finally:
             self._asking = False
+
+    def _wait(self, until: float, for_us: bool) -> bool:
+        """Wait for the Pulse's answer, whatever is raised meanwhile if the signal is ours; whether it came in time."""
+        while True:
+            try:
+                return self._answered.wait(max(0.0, until - time.monotonic()))
+            except BaseException as error:
+                if not for_us or time.monotonic() > until:
+                    raise
+                self._keep(error)

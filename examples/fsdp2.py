@@ -1,5 +1,8 @@
 """Train a few blocks with FSDP2 and take a checkpoint half-way; plain torch (2.6 or later), nothing of ours in it.
 
+torch's distributed checkpoints need NumPy, which `pip install torch` doesn't bring along. The checkpoint is written to
+`fsdp2-checkpoint/` in the working directory.
+
 On GPUs, if there is one for each rank, or on the CPU; start it with
 
     DD_PATCH_MODULES=pytorch:true ddtrace-run torchrun --standalone --nproc-per-node 2 examples/fsdp2.py

@@ -56,6 +56,25 @@ def terminate():
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 """
 
+# The farewell takes long, and in its midst comes what `meanwhile` is.
+SLOWLY = """
+def slowly(meanwhile):
+    drain = session()._exporter.drain
+    def slow(timeout):
+        work(0.2)
+        meanwhile()
+        work(0.8)
+        return drain(timeout)
+    session()._exporter.drain = slow
+
+class Died(Exception):
+    pass
+
+def raises(number, frame):
+    print("RAISED", flush=True)
+    raise Died
+"""
+
 TERMINATED = (-signal.SIGTERM, "signal:SIGTERM")
 
 # How the script goes on -> the exit status and the reasons in the log.
@@ -133,6 +152,20 @@ work(10)
 """,
         (-signal.SIGTERM, "destroyed"),
     ),
+    "while closing, and a handler raises": (
+        SLOWLY
+        + """
+def slow(timeout):
+    terminate()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    work(10)
+session()._exporter.close = slow
+signal.signal(signal.SIGUSR1, raises)
+dist.destroy_process_group()
+work(10)
+""",
+        (-signal.SIGTERM, "destroyed"),
+    ),
     "a thousand": (
         """
 exporter, drain = session()._exporter, session()._exporter.drain
@@ -161,6 +194,82 @@ work(10)
 """,
         TERMINATED,
     ),
+    "a handler raises meanwhile": (
+        SLOWLY
+        + """
+def meanwhile():
+    for child in children:
+        child.terminate()
+        work(0.1)
+signal.signal(signal.SIGCHLD, raises)
+children = [subprocess.Popen(["sleep", "60"]) for _ in range(3)]
+slowly(meanwhile)
+terminate()
+work(10)
+""",
+        TERMINATED,
+    ),
+    # torch has a handler that raises when one of them dies.
+    "a loader's workers die of it too": (
+        SLOWLY
+        + """
+import torch.utils.data
+def meanwhile():
+    subprocess.run(["kill", *(str(worker.pid) for worker in batches._workers)])  # from its parent none minds it
+numbers = torch.utils.data.DataLoader(range(1000), num_workers=2)
+batches = iter(numbers)
+next(batches)
+slowly(meanwhile)
+terminate()
+work(10)
+""",
+        TERMINATED,
+    ),
+    "Ctrl-C meanwhile": (
+        SLOWLY
+        + """
+slowly(lambda: os.kill(os.getpid(), signal.SIGINT))
+terminate()
+work(10)
+""",
+        TERMINATED,
+    ),
+    "a handler raises while the user's calls ours": (
+        SLOWLY
+        + """
+def save(number, frame):
+    try:
+        before(number, frame)
+    except Died:
+        sys.exit(7)
+before = signal.signal(signal.SIGTERM, save)
+signal.signal(signal.SIGUSR1, raises)
+a_beat()
+slowly(lambda: os.kill(os.getpid(), signal.SIGUSR1))
+terminate()
+work(10)
+""",
+        (7, "signal:SIGTERM"),
+    ),
+    # As PID 1 it does; here the default action is none.
+    "a handler raises meanwhile, and it lives on": (
+        SLOWLY
+        + """
+from ddtrace_pytorch import c_signals
+import ddtrace_pytorch.session
+c_signals.die = ddtrace_pytorch.session.die = lambda number: None
+signal.signal(signal.SIGUSR1, raises)
+slowly(lambda: os.kill(os.getpid(), signal.SIGUSR1))
+try:
+    terminate()
+    work(10)
+except Died:
+    pass
+dist.destroy_process_group()
+sys.exit(7)
+""",
+        (7, "destroyed"),
+    ),
 }
 
 
@@ -176,3 +285,4 @@ def test_the_process_does_what_it_would_without_us_and_its_span_gets_out(jobs: J
         assert "Traceback" not in result.stderr, f"{name}: {result.describe()}"
         assert rank_spans(tmp_path / name)[-1]["tags"]["pytorch.end_reason"] == reason, name
         assert name != "blocked" or "SAVED" in result.stdout
+        assert ", raises)" not in HARD[name][0] or "RAISED" in result.stdout, f"{name}: {result.describe()}"
