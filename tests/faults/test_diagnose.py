@@ -1,4 +1,4 @@
-"""A rank is killed while another waits for it: `diagnose` names it, before and after `recover`."""
+"""A rank is killed while another waits for it, or all are ended by hand: `diagnose` names it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from harness.job import DDTRACE_RUN, PYTHON, Jobs, environment
+from harness.job import DDTRACE_RUN, PYTHON, Jobs, environment, torchrun
 from harness.log import of_type
 from harness.waiting import until
 
@@ -106,3 +106,26 @@ def test_who_was_killed_is_named_at_once_and_after_its_recovery(jobs: Jobs, tmp_
     assert CliRunner().invoke(cli, ["recover", str(log)], env=common).exit_code == 0
     assert [record["why"] for record in of_type(log, "state") if "seg-00001" in record["_file"]] == ["killed"]
     names_rank_1(diagnosis(common, log))
+
+
+def test_whom_all_waited_for_is_named_where_a_person_ended_it(jobs: Jobs, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    env = environment(
+        None,
+        DD_PATCH_MODULES="pytorch:true",
+        DD_PYTORCH_EXPORT="local",
+        DD_PYTORCH_LOG_DIR=str(log),
+        DD_PYTORCH_STATE_DIR=str(tmp_path / "state"),
+        DD_PYTORCH_STALL_SECONDS="2",
+    )
+    job = jobs.start([*DDTRACE_RUN, *torchrun(), jobs.script(TRAIN)], env)
+    until(lambda: any(of_type(log, "verdict")), 60, "rank 1 is named")
+    os.kill(job.process.pid, signal.SIGINT)
+    job.wait()
+
+    attempt = diagnosis(env, log)
+    assert [one["ended"].partition(":")[0] for one in attempt["ranks"]] == ["raised KeyboardInterrupt"] * 2
+    assert (attempt["first_failure"]["cause"], attempt["first_failure"]["ranks"]) == ("stall", [1])
+    assert (attempt["verdict"]["kind"], attempt["verdict"]["ranks"]) == ("absent", [1])
+    assert "That lasted until it was ended from outside" in attempt["what_happened"]
+    assert attempt["stalls"] == []

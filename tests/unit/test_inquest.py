@@ -202,6 +202,45 @@ def test_a_stall_that_is_interrupted_is_the_reason_not_the_interruption() -> Non
     assert (finding.interrupted, finding.overcome, finding.well) == (at(20.1), (), False)
 
 
+@pytest.mark.parametrize("error", ["KeyboardInterrupt", "SystemExit"])
+@pytest.mark.parametrize("beats_on", [0, 3])
+def test_what_an_interruption_ended_did_not_go_on_though_the_rank_counts_it(error: str, beats_on: int) -> None:
+    """As with Ctrl-C on gloo: the call ends as rank 1 goes, the interpreter raises what it had heard, and no
+    collective."""
+    after: list[Record] = [
+        {"type": "beat", "ts": at(21 + more), "groups": {"0": [42, 42, None, 0]}} for more in range(beats_on)
+    ]
+    end = 20.4 + beats_on
+    others = [
+        history(
+            rank,
+            *beats(20, 42, since=4),
+            *stall_of(rank, over=None),
+            *after,
+            stated(state_of(rank, 42, end), "exception"),
+            ended("exception", end, (error, "")),
+        )
+        for rank in (0, 2, 3)
+    ]
+    finding = found(history(1, *beats(20, 41), ended("exception", 20.1, (error, ""))), *others)
+    assert finding.first is not None
+    assert (finding.first.cause, finding.first.ranks) == (Cause.STALL, (1,))
+    assert finding.verdict is not None
+    assert (finding.verdict["kind"], finding.verdict["ranks"]) == ("absent", [1])
+    assert (finding.interrupted, finding.overcome) == (at(20.1), ())
+
+
+def test_an_interruption_after_a_stall_that_went_on_is_told_without_it() -> None:
+    stop = ended("exception", 30.5, ("KeyboardInterrupt", ""))
+    others = [
+        history(rank, *beats(20, 42, since=4), *stall_of(rank, over=None), *beats(30, 50)[21:], stop)
+        for rank in (0, 2, 3)
+    ]
+    finding = found(history(1, *beats(30, 50), stop), *others)
+    assert finding.first is not None
+    assert (finding.first.cause, finding.verdict) == (Cause.SIGNAL, None)
+
+
 def test_a_stall_that_went_on_is_told_of_a_job_that_ended_well() -> None:
     others = [
         history(rank, *beats(20, 42, since=4), *stall_of(rank, over=20.6), *beats(30, 50)[21:], ended("destroyed", 31))
