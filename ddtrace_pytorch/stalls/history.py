@@ -11,6 +11,7 @@ from ddtrace_pytorch.runlog.fields import integer, is_whole, mapping, text
 from ddtrace_pytorch.stalls import roll
 from ddtrace_pytorch.stalls.roll import Call, GroupState, Life, RankState
 from ddtrace_pytorch.stalls.waits import sends
+from ddtrace_pytorch.stalls.watch import Outcome
 
 TYPES = ("identity", "span", "beat", "state", "verdict", "event")
 
@@ -24,6 +25,8 @@ MOMENTS = 64
 CHANGES = 8
 # ns. A beat that much later than an end: the process outlived it.
 OUTLIVED = 2 * 10**9
+# ns. Who lives so long after a call that ended one way or another didn't die of it.
+LIVED_ON = 10 * 10**9
 
 
 class Ending(NamedTuple):
@@ -64,7 +67,8 @@ class History:
     thrown: tuple[str, ...] = ()
     verdicts: deque[Mapping[str, Any]] = field(default_factory=lambda: deque(maxlen=VERDICTS))
     moments: deque[Moment] = field(default_factory=lambda: deque(maxlen=MOMENTS))
-    _spent: dict[Spent, int] = field(default_factory=dict)
+    # When, and how, as far as the rank knew.
+    _spent: dict[Spent, tuple[int, str]] = field(default_factory=dict)
     _groups: Mapping[str, Any] = field(default_factory=dict)
     _ended: dict[str, deque[tuple[int, int]]] = field(default_factory=dict)
     _said: Mapping[str, Any] = field(default_factory=dict)
@@ -145,8 +149,10 @@ class History:
         if name == "stall":
             self.moments.append(Moment(at, f"{where} takes too long"))
             return
-        self.moments.append(Moment(at, f"{where} is over at last"))
-        self._spent[Spent(text(tags, "group_name"), text(tags, "op"), integer(tags, "key") or 0)] = at
+        how = text(tags, "how")
+        doubtful = how == Outcome.UNKNOWN.value
+        self.moments.append(Moment(at, f"{where} is {'no longer waited for' if doubtful else 'over at last'}"))
+        self._spent[Spent(text(tags, "group_name"), text(tags, "op"), integer(tags, "key") or 0)] = at, how
 
     def said(self) -> RankState:
         """The last state that was written down, by the rank or on its behalf; an empty one where there is none."""
@@ -210,10 +216,17 @@ class History:
         said = self.said()
         if said.raised is not None and (said.raised.group, said.raised.call.key) == (group, key):
             return None
-        over = self._spent.get(Spent(group, operation, key))
-        if not key or over is not None:
-            return over
-        return 0 if self._completed(group, before) >= key else None
+        over, how = self._spent.get(Spent(group, operation, key), (None, ""))
+        if over is not None:
+            died = how == Outcome.UNKNOWN.value and not self._lived_on(group, over, before)
+            return None if died or how == Outcome.RAISED.value else over
+        return 0 if key and self._completed(group, before) >= key else None
+
+    def _lived_on(self, group: str, over: int, before: int) -> bool:
+        """Whether the rank did not die of how a call ended."""
+        further = any(over < at < before for at, _ in self._ended.get(group, ()))
+        otherwise = self.ending is not None and self.ending.reason not in (EXCEPTION, "killed")
+        return further or otherwise or self.last > over + LIVED_ON
 
     def _completed(self, group: str, before: int) -> int:
         """How many calls had ended by then, as far as it was told by then."""
