@@ -32,7 +32,7 @@ from ddtrace_pytorch.stalls.roll import GroupState, RankState
 from ddtrace_pytorch.stalls.roll_call import RollCall
 from ddtrace_pytorch.stalls.standstill import Standstill
 from ddtrace_pytorch.stalls.verdict import Verdict, Where
-from ddtrace_pytorch.stalls.watch import SECOND, Over, Pending, Stalled
+from ddtrace_pytorch.stalls.watch import SECOND, Outcome, Over, Pending, Stalled, outcome
 from ddtrace_pytorch.threads import leave_signals_to_others
 from ddtrace_pytorch.whereabouts import CLOSER_NS, Whereabouts
 
@@ -79,6 +79,7 @@ class Lookout:
         self._roll_call: RollCall | None = None
         self._left = False
         self._raised_at = -RAISED_SECONDS
+        self._ends_badly = False
         # When that was raised which is known to be caught.
         self._caught = 0
         if collectives is not None:
@@ -146,8 +147,9 @@ class Lookout:
         if self._roll_call is not None:
             self._roll_call.leave(deadline.left())
 
-    def say_why(self, deadline: Deadline) -> None:
-        """Before the end, where a collective raised: who was the reason."""
+    def say_why(self, deadline: Deadline, badly: bool) -> None:
+        """Before the end, by an exception if that is `badly`: where a collective raised, who was the reason."""
+        self._ends_badly = badly
         self._standstill.leave(deadline.left(REASON_SECONDS))
 
     def end(self, span: SpanRecord, error: BaseException | None) -> None:
@@ -170,6 +172,7 @@ class Lookout:
 
     def resume(self) -> None:
         """The process outlived its end."""
+        self._ends_badly = False
         self._whereabouts.ends_by(None)
         self._whereabouts.closer_ns = CLOSER_NS
         self._keeper.resume()
@@ -188,14 +191,20 @@ class Lookout:
 
     def over(self, over: Over) -> None:
         """One that took too long came to its end."""
-        self._event("stall over", over.pending, took_s=over.took / SECOND)
+        self._event("stall over", over.pending, took_s=over.took / SECOND, how=self._outcome(over.pending).value)
 
     def ended(self, over: Over, said: Where) -> None:
         """The same, where this rank has said that somebody is missed in `said`."""
-        error = self._whereabouts.error_of(over.pending)
-        warn(telling.ended(over.pending, said, f"raised {error}" if error is not None else "went on", over.took))
+        how = self._outcome(over.pending)
+        error = f" {self._whereabouts.error_of(over.pending)}" if how is Outcome.RAISED else ""
+        known = how is not Outcome.UNKNOWN
+        warn(telling.ended(over.pending, said, f"{how.value}{error}" if known else None, over.took))
 
-    def _event(self, name: str, pending: Pending, **facts: float) -> None:
+    def _outcome(self, pending: Pending) -> Outcome:
+        raised = self._whereabouts.error_of(pending) is not None
+        return outcome(pending, raised, self._ends_badly, self._whereabouts.step)
+
+    def _event(self, name: str, pending: Pending, **facts: float | str) -> None:
         said = {"op": pending.operation, "group": pending.label, "group_name": pending.group, "key": pending.key}
         self._exporter.put({"type": "event", "ts": self._clock.now(), "name": name, "tags": said | facts})
 

@@ -245,7 +245,7 @@ class Session:
     def _close(self, end: End, deadline: Deadline) -> None:
         before_export = deadline.earlier(EXPORT_SECONDS)
         self.windows.cut("the session ended")
-        self._lookout.say_why(before_export)
+        self._lookout.say_why(before_export, badly=end.error is not None)
         self.leave_store(before_export)
         if self._introduced is None:
             self._know(self._introduction.own)

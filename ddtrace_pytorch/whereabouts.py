@@ -111,7 +111,7 @@ class Whereabouts:
             as_of=self._clock.now(),
             moves=self._moves(does, doing.own_frame(spelled)),
             doing=does,
-            step=number if is_whole(number := self._progress.step.number) else None,
+            step=self.step,
             frames=spelled,
             groups=self._groups(),
             raised=self._as_it_stands(),
@@ -195,6 +195,11 @@ class Whereabouts:
             if launched and launched == self._launched(here) and self._unseen(here)
         }
 
+    @property
+    def step(self) -> int | None:
+        """The number of the one under way."""
+        return number if is_whole(number := self._progress.step.number) else None
+
     def error_of(self, pending: Pending) -> str | None:
         """What raised `pending`, which is over; None if it came to a better end, as far as that is known."""
         raised, _ = self._raised or (None, None)
@@ -213,14 +218,14 @@ class Whereabouts:
             cell, here = one.cell, one.cell.group
             p99 = round(percentile(cell.buckets, 0.99, 0)) if cell.count >= CALLS_FOR_P99 else 0
             patience = limit(self._seconds, p99, here.timeout)
-            found.append(Pending(here.name, here.label, cell.operation, one.key, one.since, patience))
+            found.append(Pending(here.name, here.label, cell.operation, one.key, one.since, patience, False, self.step))
         known = {one.group for one in found}
         for here in tuple(self._collectives.ledger.groups):
             call = self._recorded(here) if here.name not in known else None
             if call is not None:
                 since = self._clock.monotonic(call.since)
                 patience = limit(self._seconds, 0, here.timeout)
-                found.append(Pending(here.name, here.label, call.operation, call.key, since, patience))
+                found.append(Pending(here.name, here.label, call.operation, call.key, since, patience, True, self.step))
         return found
 
     def _groups(self) -> dict[str, GroupState]:

@@ -57,5 +57,5 @@ def why(one: Stall) -> str:
 
 def went_on(one: Stall) -> str:
     if not one.over:
-        return "no"
+        return "not known" if one.unsure else "no"
     return "yes" if one.over == one.waiting else f"on {one.over:,} of {one.waiting:,}"

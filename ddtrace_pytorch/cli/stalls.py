@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from ddtrace_pytorch.runlog.fields import integer, mapping, number, text
+from ddtrace_pytorch.stalls.watch import Outcome
 
 TYPES = ("verdict", "event")
 
@@ -25,7 +26,8 @@ MOST = 1000
 class Stall:
     """One collective that took too long. `kind` and `ranks`: of the last verdict on it; empty where nobody gave one.
     `waited_s`: the longest that any rank waited, as far as told; `over`: how many ranks said that it went on, of
-    `waiting` that said that they wait. `at`: when it was first told of."""
+    `waiting` that said that they wait; `unsure`: how many of these couldn't tell whether it went on or raised. `at`:
+    when it was first told of."""
 
     at: str | None
     group: str
@@ -35,6 +37,7 @@ class Stall:
     ranks: list[int]
     waiting: int
     over: int
+    unsure: int
     waited_s: float
     message: str
 
@@ -58,6 +61,13 @@ class _Said:
     message: str = ""
     waiting: set[int] = field(default_factory=set)
     over: set[int] = field(default_factory=set)
+    unsure: set[int] = field(default_factory=set)
+
+    def end(self, rank: int, how: str) -> None:
+        if how == Outcome.UNKNOWN.value:
+            self.unsure.add(rank)
+        elif how != Outcome.RAISED.value:  # older logs say nothing
+            self.over.add(rank)
 
     def join(self, other: _Said) -> None:
         self.label = self.label or other.label
@@ -65,6 +75,7 @@ class _Said:
         self.waited = max(self.waited, other.waited)
         self.waiting |= other.waiting
         self.over |= other.over
+        self.unsure |= other.unsure
         if other.judged > self.judged:
             self.judged, self.kind, self.ranks, self.message = other.judged, other.kind, other.ranks, other.message
 
@@ -94,7 +105,7 @@ class Stalls:
         said.waited = max(said.waited, took)
         said.waiting.add(rank)
         if name == "stall over":
-            said.over.add(rank)
+            said.end(rank, text(tags, "how"))
 
     def pour(self, other: Stalls) -> None:
         """Add what other ranks said."""
@@ -121,6 +132,7 @@ class Stalls:
                 ranks=said.ranks,
                 waiting=len(said.waiting),
                 over=len(said.over),
+                unsure=len(said.unsure),
                 waited_s=said.waited,
                 message=said.message,
             )

@@ -11,6 +11,7 @@ from ddtrace_pytorch.runlog.fields import integer, is_whole, mapping, text
 from ddtrace_pytorch.stalls import roll
 from ddtrace_pytorch.stalls.roll import Call, GroupState, Life, RankState
 from ddtrace_pytorch.stalls.waits import sends
+from ddtrace_pytorch.stalls.watch import Outcome
 
 TYPES = ("identity", "span", "beat", "state", "verdict", "event")
 
@@ -20,8 +21,12 @@ EXCEPTION = "exception"
 # What is kept of each rank, however long its log.
 VERDICTS = 64
 MOMENTS = 64
+# Of each group so many changes are kept of how many calls have ended: what an interruption ends comes last.
+CHANGES = 8
 # ns. A beat that much later than an end: the process outlived it.
 OUTLIVED = 2 * 10**9
+# ns. Who lives so long after a call that ended one way or another didn't die of it.
+LIVED_ON = 10 * 10**9
 
 
 class Ending(NamedTuple):
@@ -62,8 +67,10 @@ class History:
     thrown: tuple[str, ...] = ()
     verdicts: deque[Mapping[str, Any]] = field(default_factory=lambda: deque(maxlen=VERDICTS))
     moments: deque[Moment] = field(default_factory=lambda: deque(maxlen=MOMENTS))
-    _spent: dict[Spent, int] = field(default_factory=dict)
+    # When, and how, as far as the rank knew.
+    _spent: dict[Spent, tuple[int, str]] = field(default_factory=dict)
     _groups: Mapping[str, Any] = field(default_factory=dict)
+    _ended: dict[str, deque[tuple[int, int]]] = field(default_factory=dict)
     _said: Mapping[str, Any] = field(default_factory=dict)
     _looked: RankState | None = None
     _base: RankState | None = None
@@ -103,8 +110,15 @@ class History:
 
     def _beat(self, at: int, groups: Mapping[str, Any]) -> None:
         self.beat, self._groups = at, groups
+        for name in groups:
+            self._count(name, at, self._position(name)[1])
         if self.ending is not None and at > self.ending.at + OUTLIVED:
             self.ending = None
+
+    def _count(self, group: str, at: int, completed: int) -> None:
+        ended = self._ended.setdefault(group, deque(maxlen=CHANGES))
+        if not ended or ended[-1][1] != completed:
+            ended.append((at, completed))
 
     def _span(self, at: int, record: Mapping[str, Any]) -> None:
         tags = mapping(record, "tags")
@@ -135,8 +149,10 @@ class History:
         if name == "stall":
             self.moments.append(Moment(at, f"{where} takes too long"))
             return
-        self.moments.append(Moment(at, f"{where} is over at last"))
-        self._spent[Spent(text(tags, "group_name"), text(tags, "op"), integer(tags, "key") or 0)] = at
+        how = text(tags, "how")
+        doubtful = how == Outcome.UNKNOWN.value
+        self.moments.append(Moment(at, f"{where} is {'no longer waited for' if doubtful else 'over at last'}"))
+        self._spent[Spent(text(tags, "group_name"), text(tags, "op"), integer(tags, "key") or 0)] = at, how
 
     def said(self) -> RankState:
         """The last state that was written down, by the rank or on its behalf; an empty one where there is none."""
@@ -194,16 +210,30 @@ class History:
         """Of the groups that the last beat tells of."""
         return list(self._groups)
 
-    def went_on(self, group: str, operation: str, key: int) -> int | None:
-        """When that call came to its end here, other than by an exception (0: it isn't known when); None if not."""
+    def went_on(self, group: str, operation: str, key: int, before: int) -> int | None:
+        """When that call came to its end here, other than by an exception (0: some time `before`, and it isn't known
+        when); None if not."""
         said = self.said()
         if said.raised is not None and (said.raised.group, said.raised.call.key) == (group, key):
             return None
-        over = self._spent.get(Spent(group, operation, key))
-        if not key or over is not None:
-            return over
-        here = said.groups.get(group)
-        return 0 if max(here.completed if here is not None else 0, self._position(group)[1]) >= key else None
+        over, how = self._spent.get(Spent(group, operation, key), (None, ""))
+        if over is not None:
+            died = how == Outcome.UNKNOWN.value and not self._lived_on(group, over, before)
+            return None if died or how == Outcome.RAISED.value else over
+        return 0 if key and self._completed(group, before) >= key else None
+
+    def _lived_on(self, group: str, over: int, before: int) -> bool:
+        """Whether the rank did not die of how a call ended."""
+        further = any(over < at < before for at, _ in self._ended.get(group, ()))
+        otherwise = self.ending is not None and self.ending.reason not in (EXCEPTION, "killed")
+        return further or otherwise or self.last > over + LIVED_ON
+
+    def _completed(self, group: str, before: int) -> int:
+        """How many calls had ended by then, as far as it was told by then."""
+        said = self.said()
+        here = said.groups.get(group) if said.as_of < before else None
+        told = [completed for at, completed in self._ended.get(group, ()) if at < before]
+        return max(told[-1] if told else 0, here.completed if here is not None else 0)
 
 
 def frames_of(said: Mapping[str, Any]) -> tuple[str, ...]:

@@ -197,7 +197,7 @@ def _told(histories: Mapping[int, History]) -> list[Record]:
     def is_over(verdict: Record) -> bool:
         where = _spot(verdict)
         waited = [histories[rank] for rank in verdict["waiting"] if rank in histories]
-        went_on = [one.went_on(*where) for one in waited]
+        went_on = [one.went_on(*where, interrupted) for one in waited]
         well = [one.ending.at for one in waited if one.ending is not None and _ended_well(one)]
         # What an interruption ends doesn't go on.
         return any(at is not None and at < interrupted for at in (*went_on, *well))
@@ -219,7 +219,7 @@ def _overcome(histories: Mapping[int, History]) -> tuple[Overcome, ...]:
     for verdict in sorted(said, key=lambda one: one["ts"]):
         where = _spot(verdict)
         waited = [histories[rank] for rank in verdict["waiting"] if rank in histories]
-        over = [at for one in waited if (at := one.went_on(*where))]
+        over = [at for one in waited if (at := one.went_on(*where, interrupted))]
         if over and max(over) < interrupted and where not in found:
             began = verdict["ts"] - _waited(verdict)
             found[where] = Overcome(began, (max(over) - began) / 1e9, tuple(verdict["ranks"]), text(verdict, "message"))

@@ -59,12 +59,13 @@ def message(verdict: Verdict) -> str:
     return f"{_call(verdict.where)} has waited {_seconds(verdict.waited)}: {'; '.join([*clauses, *waiting])}"
 
 
-def ended(own: Pending, said: Where, how: str, took: int) -> str:
+def ended(own: Pending, said: Where, how: str | None, took: int) -> str:
     """What was said to be waited for is over, in the same words: `own`, in which this rank waited for somebody who
-    waited there, came to its end in that way after `took` ns."""
+    waited there, came to its end in that way (None: nobody knows) after `took` ns."""
     number = f" #{own.key}" if own.key else ""
-    end = f"{own.operation}{number} of group `{own.label}` {how} after {took / 1e9:.0f} s"
     same = (own.group, own.operation) == (said.group, said.operation)
+    how = how or ("is no longer waited for" if same else "ended")
+    end = f"{own.operation}{number} of group `{own.label}` {how} after {took / 1e9:.0f} s"
     return end if same else f"{_call(said)} is no longer waited for: {end}"
 
 

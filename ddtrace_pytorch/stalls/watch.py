@@ -6,6 +6,7 @@ All times are nanoseconds on the monotonic clock.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import Enum
 from typing import NamedTuple
 
 SECOND = 1_000_000_000
@@ -18,7 +19,8 @@ Identity = tuple[str, str, int]
 
 class Pending(NamedTuple):
     """A collective that this rank is in or waits for. `group` is torch's name, `key` the collective's number there (0:
-    it has none), `limit` how long it may take."""
+    it has none), `limit` how long it may take. `unseen`: torch issued it itself, and nobody of ours sees
+    it raise; `step`: the one that was under way."""
 
     group: str
     label: str
@@ -26,6 +28,8 @@ class Pending(NamedTuple):
     key: int
     since: int
     limit: int
+    unseen: bool = False
+    step: int | None = None
 
     @property
     def identity(self) -> Identity:
@@ -46,6 +50,22 @@ class Over(NamedTuple):
 
     pending: Pending
     took: int
+
+
+class Outcome(Enum):
+    """How a call that took too long came to its end, as far as its rank knows."""
+
+    WENT_ON = "went on"
+    RAISED = "raised"
+    UNKNOWN = "unknown"
+
+
+def outcome(pending: Pending, raised: bool, ends: bool, step: int | None) -> Outcome:
+    """`raised`: the rank saw that; `ends`: it ends by an exception; `step`: the one that it is in by now."""
+    if raised:
+        return Outcome.RAISED
+    doubtful = ends or (pending.unseen and step == pending.step)
+    return Outcome.UNKNOWN if doubtful else Outcome.WENT_ON
 
 
 def limit(seconds: float, p99: int, timeout: int | None) -> int:

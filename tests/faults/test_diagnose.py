@@ -1,4 +1,4 @@
-"""A rank is killed while another waits for it: `diagnose` names it, before and after `recover`."""
+"""A rank is killed while another waits for it, or all are ended by hand: `diagnose` names it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from harness.job import DDTRACE_RUN, PYTHON, Jobs, environment
+from harness.job import DDTRACE_RUN, PYTHON, Jobs, environment, torchrun
 from harness.log import of_type
 from harness.waiting import until
 
@@ -106,3 +106,76 @@ def test_who_was_killed_is_named_at_once_and_after_its_recovery(jobs: Jobs, tmp_
     assert CliRunner().invoke(cli, ["recover", str(log)], env=common).exit_code == 0
     assert [record["why"] for record in of_type(log, "state") if "seg-00001" in record["_file"]] == ["killed"]
     names_rank_1(diagnosis(common, log))
+
+
+def test_whom_all_waited_for_is_named_where_a_person_ended_it(jobs: Jobs, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    env = environment(
+        None,
+        DD_PATCH_MODULES="pytorch:true",
+        DD_PYTORCH_EXPORT="local",
+        DD_PYTORCH_LOG_DIR=str(log),
+        DD_PYTORCH_STATE_DIR=str(tmp_path / "state"),
+        DD_PYTORCH_STALL_SECONDS="2",
+    )
+    job = jobs.start([*DDTRACE_RUN, *torchrun(), jobs.script(TRAIN)], env)
+    until(lambda: any(of_type(log, "verdict")), 60, "rank 1 is named")
+    os.kill(job.process.pid, signal.SIGINT)
+    job.wait()
+
+    attempt = diagnosis(env, log)
+    assert [one["ended"].partition(":")[0] for one in attempt["ranks"]] == ["raised KeyboardInterrupt"] * 2
+    assert (attempt["first_failure"]["cause"], attempt["first_failure"]["ranks"]) == ("stall", [1])
+    assert (attempt["verdict"]["kind"], attempt["verdict"]["ranks"]) == ("absent", [1])
+    assert "That lasted until it was ended from outside" in attempt["what_happened"]
+    assert attempt["stalls"] == []
+
+
+DDP = """
+    import time
+    import torch, torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(torch.nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(6):
+        while step == 5 and dist.get_rank() == 1:
+            time.sleep(0.05)
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.skipif(RELEASE < (2, 8), reason="nothing tells of what torch issues itself")
+def test_a_call_of_torchs_own_that_a_rank_died_of_did_not_go_on(jobs: Jobs, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = environment(
+        None,
+        DD_PATCH_MODULES="pytorch:true",
+        DD_PYTORCH_EXPORT="local",
+        DD_PYTORCH_LOG_DIR=str(log),
+        DD_PYTORCH_STATE_DIR=str(tmp_path / "state"),
+        DD_PYTORCH_STALL_SECONDS="2",
+        DD_PYTORCH_JOB_ID="night run",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        WORLD_SIZE="2",
+    )
+    script = jobs.script(DDP)
+    zero, one = (jobs.start([*DDTRACE_RUN, *PYTHON, script], {**common, "RANK": str(rank)}) for rank in (0, 1))
+    until(lambda: any(of_type(log, "verdict")), 60, "rank 1 is named")
+    os.kill(one.process.pid, signal.SIGKILL)
+    done = zero.wait()
+
+    assert done.returncode == 1
+    assert "went on" not in done.stderr
+    assert re.search(r"all_reduce #\d+ of group `world` is no longer waited for after \d+ s", done.stderr)
+    attempt = diagnosis(common, log)
+    assert attempt["stalls"] == []
+    assert (attempt["verdict"]["ranks"], attempt["first_failure"]["ranks"]) == ([1], [1])
+    assert "went on" not in attempt["what_happened"]

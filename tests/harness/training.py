@@ -116,8 +116,8 @@ def verdict(at: int, ranks: list[int], waiting: list[int], message: str, waited_
     }  # fmt: skip
 
 
-def stalled(at: int, name: str, seconds: float) -> Record:
+def stalled(at: int, name: str, seconds: float, **more: str) -> Record:
     """A rank's own word that it waits (``stall``), or did (``stall over``)."""
     told = {"waited_s" if name == "stall" else "took_s": seconds}
-    tags = {"op": "all_reduce", "group": "world", "group_name": "0", "key": 42, **told}
+    tags = {"op": "all_reduce", "group": "world", "group_name": "0", "key": 42, **told, **more}
     return {"type": "event", "ts": at, "name": name, "tags": tags}

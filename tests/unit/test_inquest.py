@@ -169,8 +169,8 @@ def test_who_said_so_before_all_had_spoken_does_not_have_the_last_word() -> None
     assert (finding.verdict["kind"], finding.verdict["ranks"], finding.rebuilt) == ("mismatch", [2], True)
 
 
-def stall_of(rank: int, over: float | None) -> list[Record]:
-    """All wait for rank 1 since 4 s; `over`: when that went on."""
+def stall_of(rank: int, over: float | None, **how: str) -> list[Record]:
+    """All wait for rank 1 since 4 s; `over`: when that went on, or `how` else it ended."""
     tags = {"op": "all_reduce", "group": "world", "group_name": "0", "key": 42}
     began: list[Record] = [{"type": "event", "name": "stall", "ts": at(14), "tags": {**tags, "waited_s": 10.0}}]
     if rank == 0:
@@ -178,7 +178,7 @@ def stall_of(rank: int, over: float | None) -> list[Record]:
         said = judge({1: state_of(1, 41, 14, doing="data", moves=False), **roll}, RANKS, at(14))
         assert said is not None
         began.append(telling.record(said))
-    return began + ([{"type": "event", "name": "stall over", "ts": at(over), "tags": tags}] if over else [])
+    return began + ([{"type": "event", "name": "stall over", "ts": at(over), "tags": tags | how}] if over else [])
 
 
 def test_a_stall_that_is_interrupted_is_the_reason_not_the_interruption() -> None:
@@ -200,6 +200,66 @@ def test_a_stall_that_is_interrupted_is_the_reason_not_the_interruption() -> Non
     assert finding.verdict is not None
     assert (finding.verdict["kind"], finding.verdict["ranks"]) == ("absent", [1])
     assert (finding.interrupted, finding.overcome, finding.well) == (at(20.1), (), False)
+
+
+@pytest.mark.parametrize("error", ["KeyboardInterrupt", "SystemExit"])
+@pytest.mark.parametrize("beats_on", [0, 3])
+def test_what_an_interruption_ended_did_not_go_on_though_the_rank_counts_it(error: str, beats_on: int) -> None:
+    """As with Ctrl-C on gloo: the call ends as rank 1 goes, the interpreter raises what it had heard, and no
+    collective."""
+    after: list[Record] = [
+        {"type": "beat", "ts": at(21 + more), "groups": {"0": [42, 42, None, 0]}} for more in range(beats_on)
+    ]
+    end = 20.4 + beats_on
+    others = [
+        history(
+            rank,
+            *beats(20, 42, since=4),
+            *stall_of(rank, over=None),
+            *after,
+            stated(state_of(rank, 42, end), "exception"),
+            ended("exception", end, (error, "")),
+        )
+        for rank in (0, 2, 3)
+    ]
+    finding = found(history(1, *beats(20, 41), ended("exception", 20.1, (error, ""))), *others)
+    assert finding.first is not None
+    assert (finding.first.cause, finding.first.ranks) == (Cause.STALL, (1,))
+    assert finding.verdict is not None
+    assert (finding.verdict["kind"], finding.verdict["ranks"]) == ("absent", [1])
+    assert (finding.interrupted, finding.overcome) == (at(20.1), ())
+
+
+@pytest.mark.parametrize(("how", "later"), [("unknown", False), ("unknown", True), ("raised", False)])
+def test_a_call_that_nobody_saw_raise_went_on_only_where_its_rank_lived_on(how: str, later: bool) -> None:
+    """As in DistributedDataParallel: rank 1 is killed, and the others end in the backward pass."""
+    end = 30.2 if later else 20.8
+    others = [
+        history(
+            rank,
+            *beats(20, 42, since=4),
+            {"type": "beat", "ts": at(20.5), "groups": {"0": [42, 42, None, 0]}},
+            *stall_of(rank, over=20.6, how=how),
+            *(beats(30, 50)[21:] if later else ()),
+            ended("exception", end, BROKEN),
+        )
+        for rank in (0, 2, 3)
+    ]
+    finding = found(history(1, *beats(20, 41), ended("killed", end - 1)), *others)
+    assert bool(finding.overcome) is later
+    assert finding.first is not None
+    assert (finding.first.cause, finding.first.ranks) == (Cause.KILLED if later else Cause.STALL, (1,))
+
+
+def test_an_interruption_after_a_stall_that_went_on_is_told_without_it() -> None:
+    stop = ended("exception", 30.5, ("KeyboardInterrupt", ""))
+    others = [
+        history(rank, *beats(20, 42, since=4), *stall_of(rank, over=None), *beats(30, 50)[21:], stop)
+        for rank in (0, 2, 3)
+    ]
+    finding = found(history(1, *beats(30, 50), stop), *others)
+    assert finding.first is not None
+    assert (finding.first.cause, finding.verdict) == (Cause.SIGNAL, None)
 
 
 def test_a_stall_that_went_on_is_told_of_a_job_that_ended_well() -> None:

@@ -106,11 +106,21 @@ def test_the_text_report_has_all_ranks_together_and_the_stalls(stuck: Path) -> N
     found = attempt(stuck)
     assert found["stalls"] == [
         {"at": found["stalls"][0]["at"], "group": "world", "operation": "all_reduce", "key": 42, "kind": "absent",
-         "ranks": [3], "waiting": 2, "over": 1, "waited_s": 21.0, "message": SAID}
+         "ranks": [3], "waiting": 2, "over": 1, "unsure": 0, "waited_s": 21.0, "message": SAID}
     ]  # fmt: skip
     together = found["steps"]["all"]
     assert (together["steps"], together["per_second"], together["max_ms"]) == (40, 10.0, 100.0)
     assert sum(together[f"share_{part}"] for part in ("data", "collective", "optimizer", "compute")) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"), [("went on", "yes"), ("unknown", "not known"), ("raised", "no"), ("", "yes")]
+)
+def test_a_stall_of_which_nobody_knows_how_it_ended_is_told_so(tmp_path: Path, how: str, words: str) -> None:
+    job = Training(tmp_path, 2, 20)
+    job.more = {0: [stalled(STALL_AT, "stall", 12.0), stalled(STALL_AT + SECOND, "stall over", 21.0, how=how)]}
+    shown = run(job.write()).stdout
+    assert re.search(rf"all_reduce #42 of world +21s +nobody found out +{words} *$", shown, re.MULTILINE)
 
 
 def test_of_a_thousand_stalls_the_longest_are_shown_and_the_rest_is_counted(tmp_path: Path) -> None:

@@ -186,6 +186,13 @@ def test_what_is_over_is_called_as_it_was_when_it_was_waited_for(tmp_path: Path,
     assert over.startswith("all_reduce #7 of group `tp` is no longer waited for: all_reduce #5 of group `dp` went on")
 
 
+@pytest.mark.parametrize(("group", "words"), [("dp", "is no longer waited for after 8 s"), ("tp", "ended after 8 s")])
+def test_what_is_over_nobody_knows_how_is_not_said_to_have_gone_on(group: str, words: str) -> None:
+    own = Pending("dp", "dp", "all_reduce", 5, 0, SECOND)
+    said = telling.ended(own, Where(group, group, "all_reduce", 7, (0, 1)), None, 8 * SECOND)
+    assert said.endswith(f"all_reduce #5 of group `dp` {words}")
+
+
 def test_what_goes_on_while_it_is_judged_is_said_to_have_gone_on(tmp_path: Path, job: Job) -> None:
     every, began = (0, 1, 2, 3), time.time_ns() - 20 * SECOND
     for rank in every:

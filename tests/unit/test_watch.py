@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddtrace_pytorch.stalls.watch import SECOND, Over, Pending, Stalled, Watch, limit
+from ddtrace_pytorch.stalls.watch import SECOND, Outcome, Over, Pending, Stalled, Watch, limit, outcome
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,25 @@ def test_how_long_an_operation_may_take(seconds: float, p99: float, timeout: flo
 
 def pending(key: int = 7, since: float = 100, group: str = "0") -> Pending:
     return Pending(group, "dp", "all_reduce", key, round(since * SECOND), 10 * SECOND)
+
+
+@pytest.mark.parametrize(
+    ("unseen", "raised", "ends", "step", "how"),
+    [
+        (False, False, False, 11, Outcome.WENT_ON),
+        (False, True, True, 11, Outcome.RAISED),
+        (False, False, True, 11, Outcome.UNKNOWN),
+        (True, False, False, 11, Outcome.UNKNOWN),
+        (True, False, False, None, Outcome.UNKNOWN),
+        (True, False, False, 12, Outcome.WENT_ON),
+        (True, False, True, 12, Outcome.UNKNOWN),
+    ],
+)
+def test_what_nobody_saw_end_well_is_not_said_to_have_gone_on(
+    unseen: bool, raised: bool, ends: bool, step: int | None, how: Outcome
+) -> None:
+    one = pending()._replace(unseen=unseen, step=11 if step is not None else None)
+    assert outcome(one, raised, ends, step) is how
 
 
 def play(watch: Watch, looks: dict[float, list[Pending]]) -> dict[float, tuple[list[Stalled], list[Over]]]:
