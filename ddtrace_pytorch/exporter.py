@@ -27,6 +27,8 @@ from ddtrace_pytorch.threads import leave_signals_to_others
 
 ASK_AGAIN_SECONDS = 60.0
 FRESH_SECONDS = 1.0
+# ddtrace's writer sends once a second, and tries some times.
+ON_THEIR_WAY_SECONDS = 5.0
 SPANS_HELD = 1_000
 # On their way to an Agent that answers; more than that only while the writer is held up.
 SPANS_QUEUED = 16_384
@@ -58,10 +60,12 @@ class Exporter:
         self._records = RunLogQueue()
         self._spans: deque[SpanRecord] = deque()
         self._spans_lost = 0
-        # Handed over since an Agent last answered; and those that were when the next time none did.
-        self._spans_unsure = self._spans_in_doubt = 0
+        # When each was handed over, of the last ones; and how many were on their way as no Agent answered any more.
+        self._handed_over: deque[float] = deque(maxlen=SPANS_QUEUED)
+        self._spans_in_doubt = 0
         self._agent_answers: bool | None = None
         self._asked_at = 0.0
+        self._refusals = 0
         self._log: RunLogWriter | None = None
         self._log_refused = False
         self._directory = ""
@@ -168,7 +172,7 @@ class Exporter:
         self._ask(FRESH_SECONDS if thoroughly else ASK_AGAIN_SECONDS)
         while self._agent_answers and self._spans:
             _send(self._spans.popleft())
-            self._spans_unsure += 1
+            self._handed_over.append(time.monotonic())
         while len(self._spans) > SPANS_HELD:
             self._spans.popleft()
             self._spans_lost += 1
@@ -187,17 +191,23 @@ class Exporter:
             why = "the session was ending" if self._agent_answers else f"no Agent answers at {agent.url()}"
             warn_once(f"{lost:,} {'span was' if lost == 1 else 'spans were'} not sent: {why}")
         if self._spans_in_doubt:
-            warn_once(f"of spans for the Agent, {self._spans_in_doubt:,} may be lost: they were sent before it failed")
+            warn_once(
+                f"of spans for the Agent, {self._spans_in_doubt:,} may be lost: they were on their way as it failed"
+            )
 
     def _ask(self, older_than: float) -> None:
         if not self._settings.to_agent:
             return
+        # One that was only slow to answer is asked again soon.
+        if self._agent_answers is False:
+            older_than = min(older_than, FRESH_SECONDS * 2 ** min(self._refusals - 1, 10))
         if self._agent_answers is None or time.monotonic() - self._asked_at >= older_than:
             self._agent_answers = agent.answers()
-            self._asked_at = time.monotonic()
+            self._asked_at = now = time.monotonic()
+            self._refusals = 0 if self._agent_answers else self._refusals + 1
             if not self._agent_answers:
-                self._spans_in_doubt += self._spans_unsure
-            self._spans_unsure = 0
+                self._spans_in_doubt += sum(then > now - ON_THEIR_WAY_SECONDS for then in self._handed_over)
+                self._handed_over.clear()
 
     def _write_log(self) -> None:
         if self._log is None and self._log_wanted():

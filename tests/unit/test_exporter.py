@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from harness.waiting import until
 
 from ddtrace_pytorch import agent, exporter
 from ddtrace_pytorch.clock import Clock
@@ -114,3 +115,25 @@ def test_spans_that_the_writer_has_no_time_for_are_counted_and_not_kept(
     assert one.close(10)
     assert [name for name in fake_agent.calls if name.isdigit()] == [str(number) for number in range(10)]
     assert "15 spans were not sent" in caplog.text
+
+
+def test_an_agent_that_was_only_slow_is_asked_again_soon(
+    fake_agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporter, "FRESH_SECONDS", 0.05)
+    answers = iter([True, False])
+    one = begun("agent", tmp_path)
+    monkeypatch.setattr(agent, "answers", lambda: next(answers, True))
+    one.put_span(span("first"))
+    until(lambda: "first" in fake_agent.calls, 10, "the first is sent")
+    one._asked_at -= exporter.ASK_AGAIN_SECONDS
+    one.put_span(span("second"))
+    until(lambda: one._agent_answers is False, 10, "it did not answer")
+    assert one._spans_in_doubt == 1
+
+    def sent() -> bool:
+        one.wake()
+        return "second" in fake_agent.calls
+
+    until(sent, 10, "it is asked again long before a minute is over")
+    one.close(10)
