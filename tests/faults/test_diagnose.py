@@ -132,7 +132,7 @@ def test_whom_all_waited_for_is_named_where_a_person_ended_it(jobs: Jobs, tmp_pa
 
 
 DDP = """
-    import time
+    import os, time
     import torch, torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
@@ -143,7 +143,13 @@ DDP = """
         while step == 5 and dist.get_rank() == 1:
             time.sleep(0.05)
         optimizer.zero_grad()
-        model(torch.ones(2, 4)).sum().backward()
+        loss = model(torch.ones(2, 4)).sum()
+        try:
+            loss.backward()
+        except RuntimeError:
+            while not os.path.exists(os.environ["GATE"]):
+                time.sleep(0.05)
+            raise
         optimizer.step()
 """
 
@@ -162,6 +168,7 @@ def test_a_call_of_torchs_own_that_a_rank_died_of_did_not_go_on(jobs: Jobs, tmp_
         DD_PYTORCH_STATE_DIR=str(tmp_path / "state"),
         DD_PYTORCH_STALL_SECONDS="2",
         DD_PYTORCH_JOB_ID="night run",
+        GATE=str(tmp_path / "gate"),
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
         WORLD_SIZE="2",
@@ -170,6 +177,8 @@ def test_a_call_of_torchs_own_that_a_rank_died_of_did_not_go_on(jobs: Jobs, tmp_
     zero, one = (jobs.start([*DDTRACE_RUN, *PYTHON, script], {**common, "RANK": str(rank)}) for rank in (0, 1))
     until(lambda: any(of_type(log, "verdict")), 60, "rank 1 is named")
     os.kill(one.process.pid, signal.SIGKILL)
+    until(lambda: any(one["name"] == "stall over" for one in of_type(log, "event")), 60, "rank 0 waits no longer")
+    (tmp_path / "gate").touch()
     done = zero.wait()
 
     assert done.returncode == 1
