@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from harness.agent import Agent
+from harness.documented import documented, undocumented
 from harness.job import DDTRACE_RUN, PYTHON, Jobs, environment, torchrun
 from harness.kernel_sampler import build_mock, build_sampler
 from harness.log import of_type
@@ -65,6 +66,9 @@ def test_kernels_of_real_ranks_are_told_everywhere(agent: Agent, jobs: Jobs, tmp
     summaries = agent.spans("pytorch.kernels")
     assert sorted(span["metrics"]["kernels.communication_ms"] for span in summaries) == [1.0, 9.0]
     assert {span["metrics"]["kernels.steps"] for span in summaries} == {6.0}
+    sections = documented()
+    for span in summaries:
+        assert undocumented({**sections[""], **sections["pytorch.kernels"]}, span["meta"], span["metrics"]) == []
     steps = {span["span_id"]: span for span in agent.spans("pytorch.step")}
     kernels = agent.spans("pytorch.kernel")
     assert len(kernels) == 4

@@ -96,4 +96,5 @@ def test_all_that_the_agent_receives_is_documented(agent: Agent, jobs: Jobs, tmp
         names = {**sections[""], **sections.get(span["name"], {})}
         wrong.setdefault(span["name"], set()).update(undocumented(names, tags, metrics))
     assert {name: found for name, found in wrong.items() if found} == {}
-    assert set(wrong) == set(sections) - {""}
+    # That of a GPU is seen in test_kernel_sampling.py, where its kernels are replayed.
+    assert set(wrong) == set(sections) - {"", "pytorch.kernels"}
