@@ -108,7 +108,7 @@ def without_us(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return steps_of(place).losses
 
 
-@pytest.mark.parametrize(("export", "ask"), [("both", 60.0), ("auto", 0.25), ("agent", 0.25)])
+@pytest.mark.parametrize(("export", "ask"), [("both", 60.0), ("agent", 0.25)])
 def test_an_agent_may_do_what_it_likes(
     jobs: Jobs, tmp_path: Path, without_us: list[str], export: str, ask: float
 ) -> None:
