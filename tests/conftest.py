@@ -43,7 +43,8 @@ ONCE = (
     "unit/test_positions.py", "unit/test_reading_large_logs.py", "unit/test_report.py",
     "unit/test_report_collectives.py", "unit/test_report_page.py", "unit/test_report_records.py",
     "unit/test_report_steps.py", "unit/test_report_windows.py", "unit/test_roll_call.py", "unit/test_run_log_docs.py",
-    "unit/test_runlog.py", "unit/test_sampler.py", "unit/test_sampling_budget.py", "unit/test_settings.py", "unit/test_settings_matter.py", "unit/test_spans_docs.py",
+    "unit/test_runlog.py", "unit/test_sampler.py", "unit/test_sampling_budget.py", "unit/test_settings.py",
+    "unit/test_settings_matter.py", "unit/test_spans_docs.py",
     "unit/test_standstill.py", "unit/test_state_file.py", "unit/test_stragglers.py", "unit/test_timeline.py",
     "unit/test_timeline_clocks.py", "unit/test_timeline_lanes.py", "unit/test_troubleshooting.py",
     "unit/test_verdict.py", "unit/test_verdict_faults.py", "unit/test_verdict_properties.py", "unit/test_windows.py",
@@ -52,9 +53,9 @@ ONCE = (
     "dist/test_parenthood.py", "dist/test_rank_span.py", "dist/test_records.py", "dist/test_report_of_a_job.py",
     "dist/test_rotation.py", "dist/test_timeline.py", "dist/test_torchtitan.py", "dist/test_two_hosts.py",
     "faults/test_agents.py", "faults/test_broken_descriptors.py", "faults/test_broken_signals.py",
-    "faults/test_chaos_agent.py", "faults/test_untrusted.py",
-    "faults/test_broken_threads.py", "faults/test_diagnose.py", "faults/test_endings.py", "faults/test_forks.py",
-    "faults/test_last_words.py", "faults/test_records.py", "faults/test_roll_call.py", "faults/test_sigterm.py",
+    "faults/test_broken_threads.py", "faults/test_chaos_agent.py", "faults/test_diagnose.py", "faults/test_endings.py",
+    "faults/test_forks.py", "faults/test_last_words.py", "faults/test_records.py", "faults/test_roll_call.py",
+    "faults/test_sigterm.py", "faults/test_untrusted.py",
 )  # fmt: skip
 
 # What costs much and goes as deep into torch as anything: CI runs it on the newest release alone.
