@@ -82,7 +82,7 @@ class Window:
         self._options = options
         self._started = False
         self._prepared = time.time_ns()
-        self._postponed = 0
+        self._postponed, self._alone = 0, False
         self._memory = MemoryHistory(torch) if options.memory and options.gpu else None
         # `use_cpu` chooses nothing here: what does is the set of activities, the same on all releases.
         self._profiler = torch.autograd.profiler.profile(
@@ -123,10 +123,9 @@ class Window:
     def may_end(self) -> bool:
         """Whether it can be switched off: not while another thread is to end a range of it. That is waited for a
         little, at each of some steps."""
-        if self._postponed < _POSTPONED and not self._others_are_done(_PATIENCE):
-            self._postponed += 1
-            return False
-        return True
+        self._alone = self._others_are_done(_PATIENCE)
+        self._postponed += 1
+        return self._alone or self._postponed > _POSTPONED
 
     def _others_are_done(self, patience: float) -> bool:
         return not self._options.cpu or gloo.is_done(self._torch, self._prepared, patience)
@@ -138,7 +137,8 @@ class Window:
     def settle(self) -> None:
         """Wait until the GPU has done what was asked of it: what isn't over isn't recorded; and gloo's threads, as far
         as they will."""
-        self._others_are_done(_LAST_PATIENCE)
+        if not self._alone:
+            self._others_are_done(_LAST_PATIENCE)
         if self._options.gpu and not self.must_wait():
             self._torch.cuda.synchronize()
 
