@@ -20,6 +20,7 @@ from ddtrace_pytorch.border import log, safely, warn_once
 from ddtrace_pytorch.clock import Clock
 from ddtrace_pytorch.deadline import Deadline
 from ddtrace_pytorch.handlers import Handlers
+from ddtrace_pytorch.runlog.left_behind import Left
 from ddtrace_pytorch.runlog.writer import MIB, LogUnusable, Record, RunLogFile, RunLogQueue, RunLogWriter, log_directory
 from ddtrace_pytorch.settings import Settings
 from ddtrace_pytorch.spans import SpanRecord
@@ -47,16 +48,18 @@ class Exporter:
         clock: Clock,
         identity: Callable[[], dict[str, Any]],
         run: Callable[[], tuple[str, str] | None],
+        left: Left | None = None,
     ) -> None:
         """`identity` gives the run log's first record; `run` the job id and incarnation that name its directory,
         None while the ranks have not agreed on them. `look` is called with that directory each time the log is
-        written; a session sets it."""
+        written; a session sets it. `left`: what earlier ones of this process have left."""
         self.look: Callable[[str], object] = lambda directory: None
         self._settings = settings
         self._rank = rank
         self._clock = clock
         self._identity = identity
         self._run_ids = run
+        self._left = left or Left()
         self._records = RunLogQueue()
         self._spans: deque[SpanRecord] = deque()
         self._spans_lost = 0
@@ -240,6 +243,7 @@ class Exporter:
             int(settings.log_max_mb * MIB),
             guarded=None if settings.log_dir else settings.log_root,
             clock=self._clock.now,
+            left=self._left.segments,
         )
         try:
             file.open()

@@ -18,6 +18,7 @@ from ddtrace_pytorch.compiler import leave_package_uncompiled
 from ddtrace_pytorch.identity import mesh
 from ddtrace_pytorch.kernels.profilers import Profilers
 from ddtrace_pytorch.records import switch
+from ddtrace_pytorch.runlog.left_behind import LeftBehind
 from ddtrace_pytorch.spans import End
 from ddtrace_pytorch.termination import Handler
 from ddtrace_pytorch.threads import on_main_thread
@@ -45,6 +46,7 @@ class Lifecycle:
         self.steps = Steps(self.progress, self._first_stepped, self._stepped)
         self.loaders = Loaders()
         self.profilers = Profilers()
+        self._left_behind = LeftBehind()
         # Of the session that is open, or of the next: a trainer, for one, is made before its process group.
         self._makeup = Makeup()
         self._learning = threading.RLock()
@@ -192,7 +194,14 @@ class Lifecycle:
             self.steps.begin_anew(1 if member is not None and member.store is not None else None)
             recorder = self._recorder = self._recorder or self._new_recorder()
             session = self.current = opening.open_session(
-                member, self.instrument, self._handler, self.lives, self.steps, self.profilers, recorder
+                member,
+                self.instrument,
+                self._handler,
+                self.lives,
+                self.steps,
+                self.profilers,
+                recorder,
+                self._left_behind,
             )
         # A process whose records weren't heard, because it was forked from one with a session, has one of its own now.
         switch.recorder = recorder if session is not None else None

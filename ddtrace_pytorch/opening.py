@@ -20,6 +20,7 @@ from ddtrace_pytorch.identity import place
 from ddtrace_pytorch.identity.describe import Member
 from ddtrace_pytorch.kernels.profilers import Profilers
 from ddtrace_pytorch.records.recorder import Recorder
+from ddtrace_pytorch.runlog.left_behind import LeftBehind
 from ddtrace_pytorch.session import Session
 from ddtrace_pytorch.settings import Settings
 from ddtrace_pytorch.settings import load as load_settings
@@ -90,6 +91,7 @@ def open_session(
     steps: Steps,
     profilers: Profilers,
     recorder: Recorder | None,
+    left_behind: LeftBehind,
 ) -> Session | None:
     """A session, open; None where the settings want none. Without `member`, of a single process that trains."""
     settings = wanted_settings()
@@ -98,7 +100,7 @@ def open_session(
     if member is not None and member.place_known:
         speak_for(member.rank)
     place = member or Member(rank=0, world_size=1)
-    session = Session(place, settings, instrument, handler, lives, steps, profilers, recorder)
+    session = Session(place, settings, instrument, handler, lives, steps, profilers, recorder, left_behind)
     session.open()
     return session
 

@@ -44,6 +44,7 @@ from ddtrace_pytorch.pulse import Pulse, task
 from ddtrace_pytorch.rank_span import Piece, RankSpan
 from ddtrace_pytorch.records.observer import Records
 from ddtrace_pytorch.records.recorder import Recorder
+from ddtrace_pytorch.runlog.left_behind import LeftBehind
 from ddtrace_pytorch.settings import Settings
 from ddtrace_pytorch.spans import End, Fact
 from ddtrace_pytorch.stalls import places
@@ -83,6 +84,7 @@ class Session:
         steps: Steps,
         profilers: Profilers,
         recorder: Recorder | None = None,
+        left_behind: LeftBehind | None = None,
     ) -> None:
         """Build without side effects; :meth:`open` starts the threads. Costs the training thread about 1 ms."""
         environ = dict(os.environ)
@@ -111,7 +113,8 @@ class Session:
         )
         self.checkpoints = Checkpoints(self.tell)
         self._parent = parenthood.RankParent(self.span)
-        self._exporter = Exporter(settings, member.rank, self._clock, self._identity, self._run_ids)
+        left = (left_behind or LeftBehind()).of(settings.log_root, member.rank)
+        self._exporter = Exporter(settings, member.rank, self._clock, self._identity, self._run_ids, left)
         self._collectives: Collectives | None = None
         if member.store is not None and settings.collectives != "off":
             self._collectives = safely("prepare to count collectives")(Collectives)(
@@ -136,6 +139,7 @@ class Session:
             profilers,
             (member.rank, member.world_size, member.backend),
             self._run_ids,
+            left,
         )
         self._sampler: Sampler | NoSampler = NoSampler()
         torch = sys.modules.get("torch")

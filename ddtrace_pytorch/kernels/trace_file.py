@@ -6,13 +6,14 @@ A rank has a cap on what all its traces take; the oldest go first. Nothing but w
 from __future__ import annotations
 
 import codecs
+import contextlib
 import gzip
 import os
 import pickle
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ddtrace_pytorch.spans import Fact
@@ -59,9 +60,11 @@ def write(
     rank: int,
     limit: int,
     may_go_on: Callable[[], bool] = lambda: True,
+    earlier: Sequence[str] = (),
 ) -> tuple[str, int]:
     """Have ``save(path)`` write a trace, and keep it compressed as `name`, or a name near it that is free, in
-    `directory`, which exists; gives its path, and how many bytes it takes, of at most `limit`.
+    `directory`, which exists; gives its path, and how many bytes it takes, of at most `limit`, together with those in
+    the `earlier` directories.
 
     Raises:
         NoTrace: it would be too large, `may_go_on` said no meanwhile, or there is no memory to be had for it.
@@ -76,7 +79,7 @@ def write(
         try:
             _compress(plain, size, partial, limit, may_go_on)
             written = os.path.getsize(partial)
-            make_room(directory, rank, limit - written)
+            make_room((*earlier, directory), rank, limit - written)
             path = _free(os.path.join(directory, name))
             os.rename(partial, path)
         except BaseException:
@@ -87,7 +90,7 @@ def write(
     return path, written
 
 
-def write_snapshot(snapshot: Any, trace: str, rank: int, limit: int) -> str:
+def write_snapshot(snapshot: Any, trace: str, rank: int, limit: int, earlier: Sequence[str] = ()) -> str:
     """Keep a snapshot of memory beside the file of its `trace`, within what all of the rank's files may take; gives its
     path.
 
@@ -99,20 +102,21 @@ def write_snapshot(snapshot: Any, trace: str, rank: int, limit: int) -> str:
     data = pickle.dumps(snapshot)
     if len(data) + os.path.getsize(trace) > limit:
         raise _too_large(limit)
-    make_room(os.path.dirname(trace), rank, limit - len(data))
+    make_room((*earlier, os.path.dirname(trace)), rank, limit - len(data))
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
         file.write(data)
     return path
 
 
-def make_room(directory: str, rank: int, limit: int) -> None:
+def make_room(directories: Iterable[str], rank: int, limit: int) -> None:
     """Remove the oldest traces of `rank` until the others take no more than `limit` bytes."""
     mine = []
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            if entry.name.startswith(f"rank-{rank:05d}_") and entry.name.endswith((SUFFIX, MEMORY_SUFFIX)):
-                found = entry.stat(follow_symlinks=False)
-                mine.append((found.st_mtime_ns, entry.path, found.st_size))
+    for directory in dict.fromkeys(directories):
+        with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
+            for entry in entries:
+                if entry.name.startswith(f"rank-{rank:05d}_") and entry.name.endswith((SUFFIX, MEMORY_SUFFIX)):
+                    found = entry.stat(follow_symlinks=False)
+                    mine.append((found.st_mtime_ns, entry.path, found.st_size))
     taken = sum(size for _, _, size in mine)
     for _, path, size in sorted(mine):
         if taken <= limit:

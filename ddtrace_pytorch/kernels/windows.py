@@ -29,6 +29,7 @@ from ddtrace_pytorch.kernels.window import Options, Window, gpu_is_there, in_the
 from ddtrace_pytorch.kernels.window_telling import Told
 from ddtrace_pytorch.private import make_directories, make_private
 from ddtrace_pytorch.rank_span import Piece, RankSpan
+from ddtrace_pytorch.runlog.left_behind import Left
 from ddtrace_pytorch.runlog.writer import MIB, log_directory
 from ddtrace_pytorch.settings import Settings
 from ddtrace_pytorch.threads import leave_signals_to_others
@@ -84,9 +85,10 @@ class Windows:
         profilers: Profilers,
         place: tuple[int, int, str | None],
         run: Callable[[], tuple[str, str] | None],
+        left: Left | None = None,
     ) -> None:
-        """`place`: rank, world size, backend; `run`: as the exporter has it. `wake`: have :meth:`read` called
-        soon; `follow`: have :meth:`turned` called from now on; a session sets both."""
+        """`place`: rank, world size, backend; `run` and `left`: as the exporter has them. `wake`: have :meth:`read`
+        called soon; `follow`: have :meth:`turned` called from now on; a session sets both."""
         self.wake: Callable[[], object] = lambda: None
         self.follow: Callable[[], object] = lambda: None
         self._follows = False
@@ -98,6 +100,7 @@ class Windows:
         self._profilers = profilers
         self._place = place
         self._run_ids = run
+        self._left = left or Left()
         every = settings.profile_every if place[0] in settings.profile_ranks else 0
         self._awaits_slow_step = settings.profile_slow and place[0] in settings.profile_ranks
         self._schedule = Schedule(every, settings.profile_warmup, settings.profile_active)
@@ -448,7 +451,8 @@ class Windows:
     def _keep_memory(self, ended: _Ended, trace: str) -> str | None:
         if ended.memory is None:
             return None
-        return trace_file.write_snapshot(ended.memory, trace, self._place[0], int(self._settings.profile_max_mb * MIB))
+        limit = int(self._settings.profile_max_mb * MIB)
+        return trace_file.write_snapshot(ended.memory, trace, self._place[0], limit, self._left.traces)
 
     def _empty(self, ended: _Ended) -> Told:
         if ended.cut:
@@ -478,7 +482,12 @@ class Windows:
         rank = self._place[0]
         name = trace_file.name_of(rank, trace_file.coordinates(self._span.facts()), ended.plan.first)
         limit = int(settings.profile_max_mb * MIB)
-        return trace_file.write(ended.results.save, directory, name, rank, limit, lambda: not self._hurry)
+        written = trace_file.write(
+            ended.results.save, directory, name, rank, limit, lambda: not self._hurry, self._left.traces
+        )
+        if directory not in self._left.traces:
+            self._left.traces.append(directory)
+        return written
 
     def _around(self, plan: Plan) -> tuple[Step, Piece] | None:
         """The first of its steps, if that was told of, and the piece of the rank span that its span is below."""

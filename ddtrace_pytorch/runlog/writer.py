@@ -24,6 +24,8 @@ from ddtrace_pytorch.taking import all_of
 QUEUE_FULL = "queue full"
 DISK = "disk"
 LOG_CAP = "log cap"
+# The same, of what was written before the process group was made anew: it was in another log.
+EARLIER_CAP = "log cap, before the group was made anew"
 TOO_LARGE = "record too large"
 
 MIB = 1024 * 1024
@@ -166,7 +168,8 @@ class RunLogFile:
     `directory` is made when first needed (mode 0700, files 0600). `identity` gives the fields of the identity record
     as they stand when a segment begins. The files together never take more than `max_bytes`; a segment is closed at
     `segment_bytes` (default and most: an eighth and a quarter of that). `guarded` is the directory in a shared
-    place that :func:`private_root` must find fit first. `clock` gives ``ts`` for drop records.
+    place that :func:`private_root` must find fit first. `clock` gives ``ts`` for drop records. `left` are the segments
+    of this process' earlier logs, the oldest first, which take part of `max_bytes` and go before its own.
 
     Belongs to one thread of the process that made it; in a forked child it does nothing.
     """
@@ -181,7 +184,9 @@ class RunLogFile:
         *,
         guarded: str | None = None,
         clock: Callable[[], int] = time.time_ns,
+        left: deque[Any] | None = None,
     ) -> None:
+        self._left: deque[_Segment] = deque() if left is None else left
         self._directory = os.path.abspath(directory)
         self._guarded = guarded
         self._rank = rank
@@ -235,6 +240,10 @@ class RunLogFile:
         if self._losses:
             self.write()
         self._shut()
+        self._left.extend(self._closed)
+        self._closed.clear()
+        if self._live is not None and not any(segment is self._live for segment in self._left):
+            self._left.append(self._live)
 
     def _portions(self, lines: list[bytes]) -> Iterator[list[bytes]]:
         """`lines` in as few parts as fit into a segment each; one empty part if there are only losses to tell."""
@@ -392,15 +401,21 @@ class RunLogFile:
 
     def _make_room(self) -> None:
         """Delete the oldest segments until the next, and the compressed copy made of it, fit under the cap."""
-        while self._closed and sum(s.size for s in self._closed) + 2 * self._segment_bytes > self._max_bytes:
-            oldest = self._closed[0]
-            try:
-                os.unlink(oldest.path)
-                self.count_lost(LOG_CAP, oldest.records, oldest.record_bytes)
-            except FileNotFoundError:
-                pass  # deleted by somebody else, who knows what was in it
-            self._closed.popleft()
-            self._tell_again(oldest)
+        for segments, why in ((self._left, EARLIER_CAP), (self._closed, LOG_CAP)):
+            while segments and self._taken() + 2 * self._segment_bytes > self._max_bytes:
+                oldest = segments[0]
+                try:
+                    os.unlink(oldest.path)
+                    self.count_lost(why, oldest.records, oldest.record_bytes)
+                except FileNotFoundError:
+                    pass  # deleted by somebody else, who knows what was in it
+                segments.popleft()
+                if segments is self._closed:
+                    self._tell_again(oldest)
+
+    def _taken(self) -> int:
+        # Of an earlier log that isn't closed yet, another thread may still add some.
+        return sum(segment.size for segments in (tuple(self._left), self._closed) for segment in segments)
 
     def _tell_again(self, segment: _Segment) -> None:
         """Losses that were told in a segment now gone must be told anew for the sum over the log to stay true."""

@@ -27,6 +27,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddtrace_pytorch.runlog import reader, schema, writer
+from ddtrace_pytorch.runlog.left_behind import LeftBehind
 from ddtrace_pytorch.runlog.reader import read, read_file, scan
 from ddtrace_pytorch.runlog.writer import LogUnusable, RunLogFile, RunLogQueue, RunLogWriter, log_directory
 
@@ -324,6 +325,43 @@ def test_rotation_keeps_under_the_cap_and_the_sum_exact(tmp_path):
         assert first["type"] == "identity"
         numbers.append(first["segment"])
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+
+
+def test_all_logs_of_a_process_that_makes_its_group_anew_share_one_cap(tmp_path):
+    cap, noise, total = 60_000, random.Random(1), 0
+    left = LeftBehind()
+    another = open_log(tmp_path / "job" / "another process", max_bytes=cap)
+    another.write([beat(0)])
+    another.close()
+    for life in range(12):
+        log = open_log(tmp_path / "job" / str(life), max_bytes=cap, left=left.of(str(tmp_path), 0).segments)
+        for _ in range(20):
+            log.write([beat(total + n, pad=noise.randbytes(30).hex()) for n in range(20)])
+            total += 20
+            taken = sum(path.stat().st_size for path in tmp_path.rglob("*/*.*") if "another" not in str(path))
+            assert taken <= cap, life
+        log.close()
+
+    kept, lost = [], Counter()
+    for life in range(12):
+        numbers, losses = kept_and_lost(tmp_path / "job" / str(life))
+        kept += numbers
+        lost += losses
+    # The oldest go first, whichever life they are of. What is told of in a log that goes later is told no more.
+    assert kept == list(range(total - len(kept), total))
+    assert lost["log cap, before the group was made anew"] > 0
+    assert kept_and_lost(tmp_path / "job" / "another process")[0] == [0]
+
+
+def test_a_forked_child_has_left_nothing_behind(tmp_path):
+    left = LeftBehind()
+    left.of(str(tmp_path), 0).segments.append("the parent's")
+    assert left.of(str(tmp_path), 1).segments == deque()
+    assert left.of(f"{tmp_path}/.", 0).segments == deque(["the parent's"])
+    child = os.fork()
+    if not child:
+        os._exit(len(left.of(str(tmp_path), 0).segments))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_losses_told_in_a_segment_that_goes_are_told_again(tmp_path):

@@ -258,6 +258,20 @@ def test_the_oldest_traces_of_the_rank_make_room_and_one_that_is_too_large_is_no
         trace_file.write_snapshot("." * 500, path, 3, 430)
 
 
+def test_traces_of_earlier_lives_make_room_too(tmp_path: Path) -> None:
+    earlier, now = tmp_path / "earlier", tmp_path / "now"
+    for place in (earlier, now):
+        place.mkdir()
+    old = earlier / "rank-00003_step-000100.json.gz"
+    old.write_bytes(b"." * 400)
+    os.utime(old, (1, 1))
+    trace_file.write(saves(b"[]"), str(now), NAME, 3, 1000, earlier=[str(earlier), str(tmp_path / "gone")])  # type: ignore[arg-type]
+    assert old.exists()
+    trace_file.write(saves(b"[]"), str(now), NAME, 3, 300, earlier=[str(earlier)])  # type: ignore[arg-type]
+    assert not old.exists()
+    assert len(os.listdir(now)) == 2
+
+
 ASKED = Request(Plan(40, 3, 1), rank_choice("0,2-3"))
 
 
