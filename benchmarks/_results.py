@@ -32,6 +32,13 @@ class Measured:
         return self.what, f"{self.value:.2f} {self.unit}", budget, self.kept, str(self.runs)
 
 
+def say(rows: list[Measured], *found: Measured) -> None:
+    """Add what was `found` to the rows of a table, and print it at once: the rest may take long."""
+    rows.extend(found)
+    for one in found:
+        print(" | ".join(one.cells()), flush=True)
+
+
 def publish(name: str, machine: dict[str, str], rows: list[Measured]) -> NoReturn:
     """Print the table, write it as `name`.json and `name`.md, and exit with 1 if a budget is broken."""
     table = [("what", "median", "budget", "kept", "runs"), ("---",) * 5, *(row.cells() for row in rows)]

@@ -30,7 +30,7 @@ from typing import Any
 from _machine import describe
 from _quiet import environment
 from _resident import resident_mib
-from _results import Measured, publish
+from _results import Measured, publish, say
 from ddp_loop import interval
 from training_step import gpu_step
 from windows import small_step, train
@@ -183,7 +183,7 @@ def profiled(library: Any) -> list[Measured]:
         found: Counter[str] = Counter()
         total = 0
         for key, one in library.take().sums.items():
-            found[demangled(key.name)] += one.count
+            found[demangled(key.name)] += one.many
             total += one.total
         return found, total
 
@@ -228,25 +228,20 @@ def main() -> None:
         return
     machine = describe()
     rows: list[Measured] = []
-
-    def say(*found: Measured) -> None:
-        rows.extend(found)
-        for one in found:
-            print(" | ".join(one.cells()), flush=True)
-
     for kind, name in (("ddp", "DDP, bound by the GPU"), ("fsdp2", "FSDP2, bound by the host")):
         took, records = job(kind, OFTEN, options.ranks, options.steps)
         found = ratios(took, records)
         kernels = median(one["metrics"]["events"] for one in records)
         print(f"{name}: {median(took):.2f} ms a step, {kernels:g} kernels", file=sys.stderr)
         say(
+            rows,
             compared(f"{name}: a step that is counted, of those around it", found, None),
             compared(f"{name}: all steps, one in {SELDOM} counted", found, 100.2, SELDOM),
         )
         took, records = job(kind, 1, options.ranks, options.steps)
-        say(compared(f"{name}: every step counted", ratios(took, records), 101.0 if kind == "ddp" else None))
+        say(rows, compared(f"{name}: every step counted", ratios(took, records), 101.0 if kind == "ddp" else None))
     library = opened()
-    say(*profiled(library), *graphs(library))
+    say(rows, *profiled(library), *graphs(library))
     publish("kernel_sampling", machine, rows)
 
 

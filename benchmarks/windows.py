@@ -36,7 +36,7 @@ from statistics import linear_regression, median
 from _machine import describe
 from _quiet import environment
 from _resident import resident_mib
-from _results import Measured, publish
+from _results import Measured, publish, say
 from ddp_loop import interval
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -250,20 +250,16 @@ def main() -> None:
 
     machine = describe()
     rows: list[Measured] = []
-
-    def say(*found: Measured) -> None:
-        rows.extend(found)
-        for one in found:
-            print(" | ".join(one.cells()), flush=True)
-
     first_took, took, windows = cost(options.ranks)
     say(
+        rows,
         Measured("the first window in a process", first_took, "ms", None, 1),
         Measured("a later one, each ten minutes", took, "ms", SHARE * TEN_MINUTES * 1e3, windows),
     )
     grown, later = many()
     bare, _ = process(EVERY_MEMORY * WINDOWS_MEMORY, {}, torch_alone)
     say(
+        rows,
         Measured("growth with each window, torch alone", slope(bare["resident"]), "KiB", None, WINDOWS_MEMORY),
         Measured("growth with each window", grown, "KiB", 10.0, len(later) + 1),
         compared("a step after a later window, of one before", later, 101.0),
@@ -279,10 +275,11 @@ def main() -> None:
             if turn < times:
                 ratios[kind].append(after_the_first(variables))
     say(
+        rows,
         *(
             compared(f"a step after the first window, of one before, {kind}", ratios[kind], budget)
             for kind, (_, _, budget) in kinds.items()
-        )
+        ),
     )
     publish("windows", machine, rows)
 

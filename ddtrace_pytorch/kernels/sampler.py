@@ -331,8 +331,8 @@ class Sampler:
     def _run(self, recorded: _Recorded, taken: Taken) -> Run:
         kernels: dict[str, Sum] = {}
         of_names = ((demangled(key.name), one) for key, one in taken.sums.items())
-        rest = ((_OTHER, taken.other),) if taken.other.count else ()
-        sampled.add_up(kernels, ((name, Sum(one.count, one.total, one.longest)) for name, one in (*of_names, *rest)))
+        rest = ((_OTHER, taken.other),) if taken.other.many else ()
+        sampled.add_up(kernels, ((name, Sum(one.many, one.total, one.longest)) for name, one in (*of_names, *rest)))
         parent = self._library.parent()
         totals, ahead = taken.totals, time.time_ns() - self._clock.now()
         whole = recorded.one_by_one and not totals.raws_left_out

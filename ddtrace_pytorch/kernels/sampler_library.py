@@ -98,7 +98,7 @@ class Key(NamedTuple):
 class Sum(NamedTuple):
     """Of what ran under one name on one stream; times in ns, `buckets` as in :mod:`~ddtrace_pytorch.histogram`."""
 
-    count: int  # type: ignore[assignment]  # nobody looks for the count of a value in it
+    many: int
     total: int
     longest: int
     buckets: dict[int, int]

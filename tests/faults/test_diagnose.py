@@ -6,13 +6,13 @@ import json
 import os
 import re
 import signal
-import socket
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from harness.agent import free_port
 from harness.job import DDTRACE_RUN, PYTHON, Jobs, environment, torchrun
 from harness.log import of_type
 from harness.waiting import until
@@ -65,24 +65,26 @@ def names_rank_1(attempt: dict[str, Any]) -> None:
     assert zero["ended"].startswith("raised ")
 
 
-def test_who_was_killed_is_named_at_once_and_after_its_recovery(jobs: Jobs, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    recorder = RELEASE >= (2, 8)
-    common = environment(
+def by_hand(tmp_path: Path, **settings: str) -> dict[str, str]:
+    """The environment of two ranks without a launcher, less RANK; the run log is in `tmp_path`/log."""
+    return environment(
         None,
         DD_PATCH_MODULES="pytorch:true",
         DD_PYTORCH_EXPORT="local",
-        DD_PYTORCH_LOG_DIR=str(log),
+        DD_PYTORCH_LOG_DIR=str(tmp_path / "log"),
         DD_PYTORCH_STATE_DIR=str(tmp_path / "state"),
         DD_PYTORCH_JOB_ID="night run",
         MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
+        MASTER_PORT=str(free_port()),
         WORLD_SIZE="2",
-        **({"DUMP": str(log / "nccl_trace_rank_0")} if recorder else {}),
+        **settings,
     )
+
+
+def test_who_was_killed_is_named_at_once_and_after_its_recovery(jobs: Jobs, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    recorder = RELEASE >= (2, 8)
+    common = by_hand(tmp_path, **({"DUMP": str(log / "nccl_trace_rank_0")} if recorder else {}))
     script = jobs.script(TRAIN)
     zero, one = (jobs.start([*DDTRACE_RUN, *PYTHON, script], {**common, "RANK": str(rank)}) for rank in (0, 1))
 
@@ -157,22 +159,7 @@ DDP = """
 @pytest.mark.skipif(RELEASE < (2, 8), reason="nothing tells of what torch issues itself")
 def test_a_call_of_torchs_own_that_a_rank_died_of_did_not_go_on(jobs: Jobs, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = environment(
-        None,
-        DD_PATCH_MODULES="pytorch:true",
-        DD_PYTORCH_EXPORT="local",
-        DD_PYTORCH_LOG_DIR=str(log),
-        DD_PYTORCH_STATE_DIR=str(tmp_path / "state"),
-        DD_PYTORCH_STALL_SECONDS="2",
-        DD_PYTORCH_JOB_ID="night run",
-        GATE=str(tmp_path / "gate"),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-        WORLD_SIZE="2",
-    )
+    common = by_hand(tmp_path, DD_PYTORCH_STALL_SECONDS="2", GATE=str(tmp_path / "gate"))
     script = jobs.script(DDP)
     zero, one = (jobs.start([*DDTRACE_RUN, *PYTHON, script], {**common, "RANK": str(rank)}) for rank in (0, 1))
     until(lambda: any(of_type(log, "verdict")), 60, "rank 1 is named")

@@ -123,7 +123,7 @@ def test_sums_are_exact(sampler: SamplerLibrary, cupti: MockCupti, records: list
     assert taken.sums == added_up(told)
     assert taken.totals.dropped() == {}
     assert taken.totals.records == len(told)
-    assert taken.other.count == taken.totals.held == 0
+    assert taken.other.many == taken.totals.held == 0
 
 
 def test_threads_that_complete_buffers_at_once_lose_nothing(sampler: SamplerLibrary, cupti: MockCupti) -> None:
@@ -147,7 +147,7 @@ def test_threads_that_complete_buffers_at_once_lose_nothing(sampler: SamplerLibr
     expected = added_up(one for lot in lots for one in lot)
     for key, once in expected.items():
         of_key = [part.sums[key] for part in parts if key in part.sums]
-        assert sum(part.count for part in of_key) == 100 * once.count
+        assert sum(part.many for part in of_key) == 100 * once.many
         assert sum(part.total for part in of_key) == 100 * once.total
         assert max(part.longest for part in of_key) == once.longest
         buckets = sum((Counter(part.buckets) for part in of_key), Counter())
@@ -166,7 +166,7 @@ def test_one_name_at_two_places_is_one_row_and_two_names_at_one_place_are_two(
         cupti.replay([a_record(name=ctypes.addressof(at)) for at in (here, there, here)])
         sampler.flush()
     sampler.off()
-    counts = {key[0]: one.count for key, one in sampler.take().sums.items()}
+    counts = {key[0]: one.many for key, one in sampler.take().sums.items()}
     assert counts == {"gemm": 3 + 1 + 1, "gemm2": 2, "gem": 2}
 
 
@@ -194,7 +194,7 @@ def test_names_beyond_the_table_are_counted_together(sampler: SamplerLibrary, cu
     taken = sampler.take()
     names = [f"{number:0{length}d}" for number in range(room)]
     assert [key.name for key in taken.sums] == names
-    assert taken.other.count == taken.totals.names_full == many - room
+    assert taken.other.many == taken.totals.names_full == many - room
     assert [raw.name for raw in taken.raws] == [*names, *[None] * (many - room)]
     sampler.on()
     cupti.replay([a_record(name=b"another")])
@@ -208,7 +208,7 @@ def test_of_a_very_long_name_the_beginning_counts(sampler: SamplerLibrary, cupti
     cupti.replay([a_record(name=b"x" * (most + more)) for more in (-1, 1, 0, 9, 1)])
     sampler.off()
     taken = sampler.take()
-    assert {len(key[0]): one.count for key, one in taken.sums.items()} == {most - 1: 1, most: 4}
+    assert {len(key[0]): one.many for key, one in taken.sums.items()} == {most - 1: 1, most: 4}
     assert taken.totals.names_cut == 1
 
 
@@ -244,7 +244,7 @@ def test_what_is_no_record_is_dropped_by_its_reason(sampler: SamplerLibrary, cup
     taken = sampler.take()
     assert taken.totals.dropped() == {reason: len(records) for reason, records in bad.items()}
     beside = sum(map(len, bad.values()))
-    assert {key[0]: one.count for key, one in taken.sums.items()} == {
+    assert {key[0]: one.many for key, one in taken.sums.items()} == {
         "kernel": beside + 2,
         "memcpy DtoH": 1,
         "memcpy": 1,
