@@ -187,8 +187,8 @@ def complaints(found: dict[str, Any]) -> list[str]:
             wrong.append(f"rank {number} grew by {grown:.2f} MiB")
     if found["asked"]["without_us"]:
         return wrong
-    # The caps are of one life: each has files of its own, and leaves them.
-    most = found["lives"] * RANKS * (LOG_MAX_MB + TRACES_MAX_MB) * 1024
+    # Each life has files of its own and leaves them, but the caps are of a process.
+    most = RANKS * (LOG_MAX_MB + TRACES_MAX_MB) * 1024
     if max(found["log"]["kib"]) > most:
         wrong.append(f"the log grew to {max(found['log']['kib']):.0f} KiB, which should be {most:.0f} at most")
     return wrong + missing(found)

@@ -62,7 +62,16 @@ class Sides:
             if "refused" in plain[scene]:
                 assert ours[scene] == plain[scene]
                 pytest.skip(plain[scene]["refused"])
-            assert ours[scene] == plain[scene], f"rank {rank}"
+            assert ours[scene] == plain[scene], f"rank {rank}: {_difference(ours[scene], plain[scene])}"
+
+
+def _difference(ours: Any, plain: Any) -> Any:
+    """What differs, alone; a whole scene is more than CI shows."""
+    if isinstance(ours, dict) and isinstance(plain, dict):
+        names = sorted(ours.keys() | plain.keys())
+        pairs = {name: (ours.get(name), plain.get(name)) for name in names}
+        return {name: _difference(*pair) for name, pair in pairs.items() if pair[0] != pair[1]}
+    return f"{ours!r} with, {plain!r} without"
 
 
 def side_by_side(jobs: Jobs, script: str, ranks: int = 2, **settings: str) -> Sides:

@@ -95,8 +95,8 @@ def kind(thing: Any) -> str:
 
 
 def plain(text: str) -> str:
-    """`text` without what differs between any two runs: addresses, ports, times, what gloo has not initialised."""
-    text = re.sub(r"(?<=<--> )\[[^]]*\]", "[…]", text)
+    """`text` without what differs between any two runs: addresses, times, which of gloo's connections it was."""
+    text = re.sub(r"\(\[[^]]*\]\S* <--> \[[^]]*\]\S*\)", "(… <--> …)", text)
     text = re.sub(r"0x[0-9a-f]+", "0x…", text)
     return re.sub(r"\d+(\.\d+)?(?=\s?ms)|(?<=\]:)\d+", "…", text)
 
