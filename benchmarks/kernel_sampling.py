@@ -8,6 +8,9 @@ single ones gives. With one step in fifty counted, that costs a fiftieth of what
 
 - an 8-layer bf16 transformer, under DDP with a batch that keeps the GPU busy, and under FSDP2 with one that doesn't and
   is bound by the host: one step in 8, and all (eight in a row, then some that aren't);
+- the same trainings in processes of their own, in turns with ones that count nothing: what steps take after the first
+  that is counted, of what they took before; and the launches of tiny kernels, likewise. What CUPTI leaves behind is in
+  every step, so comparing steps that are counted with others doesn't show it;
 - a CUDA graph of 200 tiny kernels, replayed with CUPTI on and off, in turns; and ten million of its kernels, counted:
   what the process grows by;
 - against torch.profiler, over the same work: the kernels' names, how many there were, and what they took.
@@ -41,6 +44,7 @@ sys.path.insert(0, str(ROOT))
 SELDOM, OFTEN = 50, 8
 BUSY, IDLE = 32, 8  # batches
 WARM_UP, AROUND = 24, 4
+FIRST, PROCESSES, LAUNCHES = 150, 4, 2_000
 RECORDS, TINY = 10_000_000, 200
 
 
@@ -96,6 +100,20 @@ def compared(what: str, found: list[float], budget: float | None, share: int = 1
     return Measured(f"{what} ({low:.2f} to {high:.2f} %)", value, "%", budget, len(found))
 
 
+def left_behind(kind: str, name: str, ranks: int) -> list[Measured]:
+    """Steps after the first that is counted, of those before it, by processes; and of ones that count nothing."""
+    found: dict[int, list[float]] = {FIRST: [], 0: []}
+    for _ in range(PROCESSES):
+        for every, shares in found.items():
+            took, records = job(kind, every, ranks, 2 * FIRST - 1)
+            assert {one["step"] for one in records} == ({FIRST} if every else set())
+            shares.append(median(took[FIRST + AROUND :]) / median(took[WARM_UP : FIRST - 1]))
+    return [
+        compared(f"{name}: a step after the first that is counted, of one before", found[FIRST], 100.2),
+        compared(f"{name}: the same where none is counted", found[0], None),
+    ]
+
+
 def opened() -> Any:
     """The library, with the CUPTI of this process."""
     import torch
@@ -109,6 +127,36 @@ def opened() -> Any:
     library = SamplerLibrary(path)
     assert library.open(cupti) == 0, library.error
     return library
+
+
+def launches(library: Any) -> list[Measured]:
+    """What the host takes to launch a tiny kernel, in one process: never counted, and after the first few were."""
+    import torch
+
+    many = torch.ones(16, device="cuda")
+
+    def launch() -> float:
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        for _ in range(LAUNCHES):
+            many.add_(1)
+        took = time.perf_counter() - started
+        torch.cuda.synchronize()
+        return took
+
+    for _ in range(5):
+        launch()
+    before = [launch() for _ in range(20)]
+    library.on()
+    during = [launch() for _ in range(5)]
+    library.off()
+    library.take()
+    after = [launch() for _ in range(20)]
+    return [
+        Measured("the launch of a tiny kernel, before any is counted", median(before) / LAUNCHES * 1e6, "us", None, 20),
+        compared("the same while they are counted", [one / median(before) for one in during], None),
+        compared("the same afterwards", [one / median(before) for one in after], 101.0),
+    ]
 
 
 def graphs(library: Any) -> list[Measured]:
@@ -228,7 +276,8 @@ def main() -> None:
         return
     machine = describe()
     rows: list[Measured] = []
-    for kind, name in (("ddp", "DDP, bound by the GPU"), ("fsdp2", "FSDP2, bound by the host")):
+    kinds = (("ddp", "DDP, bound by the GPU"), ("fsdp2", "FSDP2, bound by the host"))
+    for kind, name in kinds:
         took, records = job(kind, OFTEN, options.ranks, options.steps)
         found = ratios(took, records)
         kernels = median(one["metrics"]["events"] for one in records)
@@ -240,8 +289,12 @@ def main() -> None:
         )
         took, records = job(kind, 1, options.ranks, options.steps)
         say(rows, compared(f"{name}: every step counted", ratios(took, records), 101.0 if kind == "ddp" else None))
+    for kind, name in kinds:
+        say(rows, *left_behind(kind, name, options.ranks))
     library = opened()
-    say(rows, *profiled(library), *graphs(library))
+    say(rows, *launches(library))
+    say(rows, *graphs(library))
+    say(rows, *profiled(library))  # the last: torch's profiler leaves more of CUPTI behind than we do
     publish("kernel_sampling", machine, rows)
 
 

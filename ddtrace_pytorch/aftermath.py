@@ -14,6 +14,7 @@ from ddtrace_pytorch.settings import Settings, default_log_root
 from ddtrace_pytorch.stalls.last_words import KILLED, LastWords
 from ddtrace_pytorch.stalls.recovery import recover
 from ddtrace_pytorch.threads import leave_signals_to_others
+from ddtrace_pytorch.weakly import weakly
 
 # What other jobs left is not this one's to tell. After that time nobody waits for it, and it is cleared away.
 FORGOTTEN_NS = 7 * 24 * 3600 * 10**9
@@ -69,7 +70,7 @@ class Successor:
         self._teller = Teller(settings)
         self._job = self._incarnation = ""
         self._leaving = False
-        self._thread = threading.Thread(target=self._run, name="ddtrace_pytorch.recovery", daemon=True)
+        self._thread = threading.Thread(target=weakly(self._run), name="ddtrace_pytorch.recovery", daemon=True)
 
     def begin(self, job: str, incarnation: str) -> None:
         """The ids of the attempt that this process belongs to."""

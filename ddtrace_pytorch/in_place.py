@@ -156,7 +156,7 @@ def _forwarding_code(code: CodeType, target: Callable[..., Any]) -> CodeType:
     )
     namespace: dict[str, Any] = {}
     exec(compile(source, code.co_filename, "exec"), namespace)
-    forwarding: CodeType = namespace["surroundings"](*code.co_freevars).__code__
+    forwarding: CodeType = namespace.pop("surroundings")(*code.co_freevars).__code__
     constants = tuple(target if value == placeholder else value for value in forwarding.co_consts)
     changes: dict[str, Any] = {
         "co_consts": constants,

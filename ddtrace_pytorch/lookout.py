@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any
+from weakref import proxy
 
 from ddtrace_pytorch import agent
 from ddtrace_pytorch.aftermath import Successor
@@ -34,6 +35,7 @@ from ddtrace_pytorch.stalls.standstill import Standstill
 from ddtrace_pytorch.stalls.verdict import Verdict, Where
 from ddtrace_pytorch.stalls.watch import SECOND, Outcome, Over, Pending, Stalled, outcome
 from ddtrace_pytorch.threads import leave_signals_to_others
+from ddtrace_pytorch.weakly import weakly
 from ddtrace_pytorch.whereabouts import CLOSER_NS, Whereabouts
 
 # Of a close: for what is being told of ranks that died before.
@@ -70,10 +72,11 @@ class Lookout:
         self._whereabouts = whereabouts
         self._gpu = gpu
         self._roots = places.roots(settings.state_dir)
-        self._keeper = Keeper(self._roots, self._state, self._open_span, whereabouts.legend, whereabouts.write_to)
+        state, span_as_it_is = weakly(self._state), weakly(self._open_span)
+        self._keeper = Keeper(self._roots, state, span_as_it_is, whereabouts.legend, whereabouts.write_to)
         self._successor = Successor(settings, self._roots)
         self._standstill = Standstill(
-            whereabouts.pending, self._look_closer, self, clock.now, settings.stall_seconds, world_size
+            whereabouts.pending, weakly(self._look_closer), proxy(self), clock.now, settings.stall_seconds, world_size
         )
         self._mates: Mates | None = None
         self._roll_call: RollCall | None = None
@@ -83,7 +86,7 @@ class Lookout:
         # When that was raised which is known to be caught.
         self._caught = 0
         if collectives is not None:
-            collectives.ledger.on_failure = safely("keep where a collective raised")(self._failed)
+            collectives.ledger.on_failure = safely("keep where a collective raised")(weakly(self._failed))
 
     def begin(self, whose: Identity) -> None:
         """From now on this rank's state is kept, and the states of its host's ranks are read."""

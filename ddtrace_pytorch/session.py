@@ -55,6 +55,7 @@ from ddtrace_pytorch.training.checkpoint_spans import Checkpoints
 from ddtrace_pytorch.training.observer import Training
 from ddtrace_pytorch.training.progress import Step
 from ddtrace_pytorch.training.steps import Steps
+from ddtrace_pytorch.weakly import weakly
 from ddtrace_pytorch.whereabouts import Whereabouts
 
 if TYPE_CHECKING:
@@ -111,10 +112,11 @@ class Session:
             parent=parent,
             link=link,
         )
-        self.checkpoints = Checkpoints(self.tell)
+        self.checkpoints = Checkpoints(weakly(self.tell))
         self._parent = parenthood.RankParent(self.span)
         left = (left_behind or LeftBehind()).of(settings.log_root, member.rank)
-        self._exporter = Exporter(settings, member.rank, self._clock, self._identity, self._run_ids, left)
+        identity, run = weakly(self._identity), weakly(self._run_ids)
+        self._exporter = Exporter(settings, member.rank, self._clock, identity, run, left)
         self._collectives: Collectives | None = None
         if member.store is not None and settings.collectives != "off":
             self._collectives = safely("prepare to count collectives")(Collectives)(
@@ -138,7 +140,7 @@ class Session:
             steps,
             profilers,
             (member.rank, member.world_size, member.backend),
-            self._run_ids,
+            run,
             left,
         )
         self._sampler: Sampler | NoSampler = NoSampler()
@@ -148,11 +150,11 @@ class Session:
 
             sampler = made(torch, settings, self._clock, self.span, self._exporter, steps, profilers)
             self._sampler = sampler or self._sampler
-        self._native = NativeParent(self._native_context, ours=self._sampler.tracer)
-        self._training.chosen = self._is_looked_into
-        self._training.very_slow = self.windows.was_slow
-        self.windows.follow = lambda: self._training.at_turns(self.windows.turned)
-        self._exporter.look = Requests(member.rank, self.windows.ask, self.windows.is_over).look
+        self._native = NativeParent(weakly(self._native_context), ours=self._sampler.tracer)
+        self._training.chosen = weakly(self._is_looked_into)
+        self._training.very_slow = weakly(self.windows.was_slow)
+        self.windows.follow = weakly(self._follow_steps)
+        self._exporter.look = Requests(member.rank, weakly(self.windows.ask), weakly(self.windows.is_over)).look
         self._records: Records | None = None
         if recorder is not None and settings.records:
             self._records = Records(recorder, self._clock, self.span, self._exporter)
@@ -166,38 +168,39 @@ class Session:
             self._exporter,
             self._collectives,
             Whereabouts(member.rank, self._host, self._clock, self._collectives, seconds, steps.progress),
-            lambda: self._device.uuid if self._device is not None else None,
+            weakly(self._gpu),
             member.world_size,
         )
         self._store = store
         self._store_thread = threading.Thread(target=self._meet, name="ddtrace_pytorch.store", daemon=True)
         self._handler = handler
-        keep = task("keep where this rank is", self._lookout.keep, math.inf)
-        read = task("read a profiler window", self.windows.read, math.inf)
-        sampled = task("take what was sampled", self._sampler.take, math.inf)
+        keep = task("keep where this rank is", weakly(self._lookout.keep), math.inf)
+        read = task("read a profiler window", weakly(self.windows.read), math.inf)
+        sampled = task("take what was sampled", weakly(self._sampler.take), math.inf)
         self._pulse = Pulse(
             [
-                task("beat", self._beat, BEAT_SECONDS),
+                task("beat", weakly(self._beat), BEAT_SECONDS),
                 keep,
                 read,
                 sampled,
-                task("sum up", self._summarise, settings.summary_seconds),
-                task("rotate the rank span", self.rotate, settings.rotation_seconds),
+                task("sum up", weakly(self._summarise), settings.summary_seconds),
+                task("rotate the rank span", weakly(self.rotate), settings.rotation_seconds),
                 task(
                     "send a snapshot of the rank span",
-                    self.snapshot,
+                    weakly(self.snapshot),
                     settings.snapshot_seconds,
                     first=min(FIRST_SNAPSHOT_SECONDS, settings.snapshot_seconds),
                 ),
             ],
             handler.pipe,
-            self._on_signals,
+            weakly(self._on_signals),
         )
-        self.windows.wake = lambda: self._pulse.want(read)
-        self._sampler.wake = lambda: self._pulse.want(sampled)
+        want = weakly(self._pulse.want)
+        self.windows.wake = lambda: want(read)
+        self._sampler.wake = lambda: want(sampled)
         if ledger is not None:
             # A rank may die in it before the next beat, and only a beat says what its number means.
-            ledger.on_new = safely("keep what is new")(lambda cell: self._pulse.want(keep))
+            ledger.on_new = safely("keep what is new")(lambda cell: want(keep))
         self._beats = 0
         self._signals_kept_at = 0
         self._terminated = False
@@ -288,6 +291,12 @@ class Session:
         """
         began = self._clock.from_monotonic(start)
         self._exporter.put_span(self.span.child(name, resource, began, duration, facts, error, under=under))
+
+    def _follow_steps(self) -> None:
+        self._training.at_turns(self.windows.turned)
+
+    def _gpu(self) -> str | None:
+        return self._device.uuid if self._device is not None else None
 
     def _native_context(self) -> Context:
         """What the native GPU tracer is told of this rank, by its own names."""

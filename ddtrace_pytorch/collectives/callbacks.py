@@ -19,6 +19,7 @@ from ddtrace_pytorch.collectives.surface import Kind
 from ddtrace_pytorch.collectives.telling import ON_THE_HOST
 from ddtrace_pytorch.hooks import CollectiveStatus
 from ddtrace_pytorch.threads import leave_signals_to_others
+from ddtrace_pytorch.weakly import weakly
 
 # Events that wait for their hooks, and works that are not complete; beyond that the oldest are lost, and counted.
 HELD = 4_096
@@ -122,7 +123,7 @@ class Teller:
         self._poll_at = 0.0
         self._stopped = False
         self._rest = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="ddtrace_pytorch.callbacks", daemon=True)
+        self._thread = threading.Thread(target=weakly(self._run), name="ddtrace_pytorch.callbacks", daemon=True)
 
     def start(self) -> None:
         self._thread.start()

@@ -126,7 +126,7 @@ def coalescing(operation: Operation, ledger: Ledger, in_flight: InFlight, track:
         code = inspect.unwrap(original).__code__
         source = _BLOCK.format(parameters=parameters, arguments=arguments)
         exec(compiled(source, code.co_filename, code.co_firstlineno), names)
-        counting: Callable[..., Any] = names["make"](original, counted, block, compiling())
+        counting: Callable[..., Any] = names.pop("make")(original, counted, block, compiling())
         counting.__qualname__ = original.__qualname__
         return counting if is_generator else contextlib.contextmanager(counting)
 

@@ -51,7 +51,7 @@ class Instrument:
         self._forced = forced
         self._may_use_c = plain_numbers.exist and forced != "python"
         self._waits = Waits(torch.distributed.distributed_c10d.Work, self.in_flight, self._may_use_c)
-        self._track = self._waits.track
+        self._track = self._waits.track()
         self._listening = Listening(ledger)
         self._hooks: NativeHooks | None = None
         self._undo: list[Callable[[], None]] = []

@@ -5,6 +5,8 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+from ddtrace_pytorch.weakly import weakly
+
 NOWHERE = -1
 
 
@@ -25,7 +27,7 @@ class Seats:
 
     def give(self, owner: Any) -> None:
         """A piece to `owner`, unless it has one, or there is no other left."""
-        reference = weakref.ref(owner, self._take_back)
+        reference = weakref.ref(owner, weakly(self._take_back))
         if reference in self._taken:
             return
         try:

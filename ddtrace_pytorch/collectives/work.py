@@ -13,6 +13,7 @@ from ddtrace_pytorch.collectives import c_wrappers
 from ddtrace_pytorch.collectives.in_flight import Awaited, InFlight
 from ddtrace_pytorch.in_place import stand_aside
 from ddtrace_pytorch.ledger import Cell
+from ddtrace_pytorch.weakly import weakly
 
 
 class Waits:
@@ -31,10 +32,15 @@ class Waits:
         self._removed = False
         self._installing = threading.Lock()
         # What is to be done before the first is followed.
-        self._first = [self._begin]
-        self.track: Callable[..., object] = safely("follow an asynchronous collective")(self._track)
-        if in_c and c_wrappers.tracker is not None:
-            self.track = c_wrappers.tracker(self._pending, self._first)
+        self._first = [weakly(self._begin)]
+        self._in_c = in_c
+
+    def track(self) -> Callable[..., object]:
+        """What the wrappers are to call with each Work; it isn't kept here."""
+        if self._in_c and c_wrappers.tracker is not None:
+            tracker: Callable[..., object] = c_wrappers.tracker(self._pending, self._first)
+            return tracker
+        return safely("follow an asynchronous collective")(self._track)
 
     def _track(self, work: Any, cell: Cell, peer: int | None = None) -> None:
         """`work` is that of a call that is about to be counted in `cell`; `peer`: of a transfer, the other rank."""

@@ -168,7 +168,7 @@ class Leaf:
             **{name: getattr(sizes, name) for name in sizes.__all__},
         }
         exec(compiled(source, home.file, home.line), namespace)
-        make: Callable[..., FunctionType] = namespace["make"]
+        make: Callable[..., FunctionType] = namespace.pop("make")  # or it and what it is defined in hold each other
         local, new_slot = self._in_flight.local, self._in_flight.new_slot
         made = make(original, self._waited, self._issued, self._find, local, new_slot, self._track)
         made.__qualname__ = original.__qualname__  # the interpreter names the function so when it is called wrongly

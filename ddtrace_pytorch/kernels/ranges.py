@@ -63,7 +63,7 @@ class Ranges:
         @functools.wraps(enter)
         def entered(one: Any) -> Any:
             result = enter(one)
-            if self._give_back is give_back:
+            if self._give_back is not None:
                 self._open[id(one)] = one
             return result
 

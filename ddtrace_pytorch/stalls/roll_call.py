@@ -27,6 +27,7 @@ from ddtrace_pytorch.stalls.connection import Board, Connection, bottom, pushes
 from ddtrace_pytorch.stalls.ear import EARS, GOODBYE, Ear
 from ddtrace_pytorch.stalls.roll import RankState
 from ddtrace_pytorch.threads import leave_signals_to_others
+from ddtrace_pytorch.weakly import weakly
 
 EARS_PER_NODE = 2
 # From the first word to the store to the roll, with all that is heard until then.
@@ -93,7 +94,7 @@ class RollCall:
         self._ear = self._own_ear(node_of)
         self._asking: Asking | None = None
         self._leaving = threading.Event()
-        self._goodbye = threading.Thread(target=self._say_goodbye, name="ddtrace_pytorch.goodbye", daemon=True)
+        self._goodbye = threading.Thread(target=weakly(self._say_goodbye), name="ddtrace_pytorch.goodbye", daemon=True)
 
     def _own_ear(self, node_of: Sequence[int | None]) -> Ear | None:
         """This rank's, where it is one of the first of its node and the job is on several."""

@@ -20,6 +20,7 @@ from ddtrace_pytorch.stalls.unsaid import is_seen_in_part, may_change
 from ddtrace_pytorch.stalls.verdict import Verdict, Where, judge
 from ddtrace_pytorch.stalls.watch import SECOND, Over, Pending, Stalled, Watch
 from ddtrace_pytorch.threads import leave_signals_to_others
+from ddtrace_pytorch.weakly import weakly
 
 # Between a collective that raised and the question why: the others need a beat to have written where they are.
 AFTER_ERROR_SECONDS = 1.2
@@ -93,7 +94,7 @@ class Standstill:
         self._written = threading.Event()
         self._leaving = threading.Event()
         self._turn_held: socket.socket | None = None
-        self._thread = threading.Thread(target=self._run, name="ddtrace_pytorch.standstill", daemon=True)
+        self._thread = threading.Thread(target=weakly(self._run), name="ddtrace_pytorch.standstill", daemon=True)
 
     def begin(self, mates: Mates, place: str) -> None:
         """The ranks of this host leave their states where `mates` reads them; `place` is what only they have in

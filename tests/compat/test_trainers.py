@@ -27,7 +27,8 @@ SCRIPTS = Path(__file__).parent / "trainers"
 
 @dataclass(frozen=True)
 class Training:
-    script: str
+    package: str
+    script: tuple[str, ...]
     framework: str
     parallelism: str
     trainer: str | None
@@ -36,22 +37,23 @@ class Training:
     aborts_at_exit: bool = False
 
 
-# By the package that it needs.
 TRAININGS = {
-    "lightning": Training("lightning_ddp.py", "ddp", "ddp", "lightning", 8),
-    "accelerate": Training("accelerate_ddp.py", "ddp", "ddp", "accelerate", 8),
-    "transformers": Training("transformers_trainer.py", "ddp", "ddp", "transformers+accelerate", 8),
-    "deepspeed": Training("deepspeed_zero.py", "deepspeed", "ddp+zero", None, 32, aborts_at_exit=True),
+    "lightning": Training("lightning", ("lightning_trainer.py", "ddp"), "ddp", "ddp", "lightning", 8),
+    "lightning-fsdp": Training("lightning", ("lightning_trainer.py", "fsdp"), "fsdp", "fsdp", "lightning", 8),
+    "lightning-fsdp2": Training("lightning", ("lightning_trainer.py", "fsdp2"), "fsdp", "fsdp", "lightning", 8),
+    "accelerate": Training("accelerate", ("accelerate_ddp.py",), "ddp", "ddp", "accelerate", 8),
+    "transformers": Training("transformers", ("transformers_trainer.py",), "ddp", "ddp", "transformers+accelerate", 8),
+    "deepspeed": Training("deepspeed", ("deepspeed_zero.py",), "deepspeed", "ddp+zero", None, 32, aborts_at_exit=True),
 }
 
 
-@pytest.mark.parametrize("package", TRAININGS)
-def test_it_is_told_and_the_same_without_us(jobs: Jobs, tmp_path: Path, package: str) -> None:
-    needs(package)
-    training, log = TRAININGS[package], tmp_path / "log"
+@pytest.mark.parametrize("name", TRAININGS)
+def test_it_is_told_and_the_same_without_us(jobs: Jobs, tmp_path: Path, name: str) -> None:
+    training, log = TRAININGS[name], tmp_path / "log"
+    needs(training.package)
     # One after the other: what DeepSpeed compiles for the first is there for the second.
-    plain = start(jobs, training.script, tmp_path / "plain").wait(200)
-    ours = start(jobs, training.script, tmp_path / "ours", **on(log)).wait(200)
+    plain = start(jobs, *training.script, said=tmp_path / "plain").wait(200)
+    ours = start(jobs, *training.script, said=tmp_path / "ours", **on(log)).wait(200)
     for result in (plain, ours):
         if not (training.aborts_at_exit and "terminate called without an active exception" in result.stderr):
             result.ok()
@@ -96,7 +98,7 @@ def replicas(jobs: Jobs, said: Path, **settings: str) -> None:
 
     def replica(number: int, life: str) -> Job:
         told = {"REPLICA": str(number), "LIFE": life, "DD_PYTORCH_LOG_METADATA": f"life:{life}"}
-        return start(jobs, "replicas_that_come_and_go.py", said, ranks=1, **settings, **told)
+        return start(jobs, "replicas_that_come_and_go.py", said=said, ranks=1, **settings, **told)
 
     staying = replica(0, "staying")
     assert replica(1, "dying").wait().returncode != 0
@@ -109,19 +111,21 @@ def on(log: Path) -> dict[str, str]:
     return {"DD_PATCH_MODULES": "pytorch:true", "DD_PYTORCH_EXPORT": "local", "DD_PYTORCH_LOG_DIR": str(log)}
 
 
-def start(jobs: Jobs, script: str, said: Path, ranks: int = 2, **settings: str) -> Job:
+def start(jobs: Jobs, script: str, *args: str, said: Path, ranks: int = 2, **settings: str) -> Job:
     """With us, if the settings switch us on."""
     said.mkdir(exist_ok=True)
     env = environment(None, SAID=str(said), DS_ACCELERATOR="cpu", HF_HUB_OFFLINE="1", **settings)
     ours = DDTRACE_RUN if "DD_PATCH_MODULES" in settings else ()
-    return jobs.start([*ours, *torchrun(ranks), str(SCRIPTS / script)], env)
+    return jobs.start([*ours, *torchrun(ranks), str(SCRIPTS / script), *args], env)
 
 
 def test_restarted_in_process(jobs: Jobs, tmp_path: Path) -> None:
     needs("nvidia_resiliency_ext")
     log, script, results = tmp_path / "log", "restarted_in_process.py", []
     for name, settings in (("plain", {}), ("ours", on(log))):
-        results.append(start(jobs, script, tmp_path / name, STORE_PORT=str(free_port()), **settings).wait(100).ok())
+        results.append(
+            start(jobs, script, said=tmp_path / name, STORE_PORT=str(free_port()), **settings).wait(100).ok()
+        )
     assert losses(tmp_path / "plain") == losses(tmp_path / "ours")
     assert "ddtrace_pytorch" not in results[0].stderr + results[1].stderr
     for rank in (0, 1):

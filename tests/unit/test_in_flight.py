@@ -105,7 +105,7 @@ def a_cell(numbered: bool = True) -> Cell:
 @pytest.mark.parametrize("kind", [Work, WithoutHash, HashRaises])
 def test_a_work_of_the_users_own_class_is_waited_for(waits: Waits, kind: type[Work]) -> None:
     followed, cell = Work(), a_cell()
-    waits.track(followed, cell)
+    waits.track()(followed, cell)
     assert kind().wait() == "done"
     assert (followed.wait(), cell.waits) == ("done", 1)
 
@@ -114,8 +114,8 @@ def test_works_are_followed_while_they_live(waits: Waits) -> None:
     cell, other = a_cell(), a_cell(numbered=False)
     cell.group.calls = 41
     one, another = Work(), Work()
-    waits.track(one, cell)
-    waits.track(another, other, 3)
+    waits.track()(one, cell)
+    waits.track()(another, other, 3)
     assert sorted(waits._pending.values(), key=lambda awaited: -awaited[1]) == [(cell, 42, None), (other, 0, 3)]
     del one
     assert list(waits._pending.values()) == [(other, 0, 3)]
@@ -126,7 +126,7 @@ def test_works_are_followed_while_they_live(waits: Waits) -> None:
 
 def test_a_work_that_cannot_be_followed_is_left_alone(waits: Waits) -> None:
     for kind in (WithSlots, HashRaises):
-        waits.track(kind(), a_cell())
+        waits.track()(kind(), a_cell())
     assert waits._pending == {}
 
 
@@ -136,4 +136,4 @@ def test_a_callers_interrupt_while_a_work_is_followed_is_the_callers(waits: Wait
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        waits.track(Interrupts(), a_cell())
+        waits.track()(Interrupts(), a_cell())
