@@ -8,14 +8,14 @@ from functools import partial
 
 import click
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from ddtrace_pytorch import settings
 from ddtrace_pytorch.cli.choice import attempt_option, job_option, run_logs
 from ddtrace_pytorch.cli.diagnosis import Attempt, Diagnosis, Rank, diagnose
 from ddtrace_pytorch.cli.diagnosis_tables import end_rows, ended_alike, rank_rows, stacks
 from ddtrace_pytorch.cli.output import in_json
-from ddtrace_pytorch.cli.tables import line, notes, row, table
+from ddtrace_pytorch.cli.tables import line, notes, paragraph, row, show, table
 from ddtrace_pytorch.cli.terminal import standard_output
 from ddtrace_pytorch.collectives.dump_files import is_dump
 from ddtrace_pytorch.stalls import places
@@ -41,11 +41,11 @@ def render(diagnosis: Diagnosis, console: Console) -> None:
 
 def _render_attempt(attempt: Attempt, console: Console) -> None:
     line(console, f"Attempt {attempt.number}, incarnation {attempt.incarnation}", style="bold")
-    line(console, attempt.what_happened)
+    paragraph(console, attempt.what_happened)
     if attempt.flight_recorder is not None:
-        line(console, f"{attempt.flight_recorder.message}.")
+        paragraph(console, f"{attempt.flight_recorder.message}.")
     line(console, "")
-    console.print(_ranks_table(attempt.ranks))
+    show(console, _ranks_table(attempt.ranks))
     if attempt.ended_well:
         return
     line(console, "")
@@ -67,10 +67,10 @@ def _ranks_table(ranks: list[Rank]) -> Table:
 
 def _render_timeline(attempt: Attempt, console: Console) -> None:
     rows = end_rows(attempt, TIMELINE_ROWS)
-    drawn = Table.grid(padding=(0, 2))
+    drawn = Table.grid(Column(no_wrap=True), Column(overflow="fold"), Column(overflow="fold"), padding=(0, 2))
     for cells in rows:
         row(drawn, *cells)
-    console.print(drawn)
+    show(console, drawn)
     if len(rows) < len(attempt.timeline):
         line(console, f"… {len(attempt.timeline) - len(rows):,} more (--json lists all)")
 

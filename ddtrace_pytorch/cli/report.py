@@ -25,7 +25,7 @@ from ddtrace_pytorch.cli.record_tables import render_records
 from ddtrace_pytorch.cli.stall_tables import render_stalls
 from ddtrace_pytorch.cli.step_tables import render_steps
 from ddtrace_pytorch.cli.summary import Attempt, Job, Rank, Report, compact, gpus_by_name, summarise
-from ddtrace_pytorch.cli.tables import duration, known, line, notes, row, size, span, table
+from ddtrace_pytorch.cli.tables import duration, known, line, notes, row, show, size, span, table
 from ddtrace_pytorch.cli.terminal import standard_output
 from ddtrace_pytorch.cli.window_tables import COUNTED, PROFILED, render_windows
 from ddtrace_pytorch.collectives.dump_files import is_dump
@@ -42,7 +42,7 @@ MESSAGE_SHOWN = 500
 def render(report: Report, console: Console) -> None:
     """Show `report` as tables that read well at 80 columns, in a terminal or piped."""
     if len(report.jobs) > 1:
-        console.print(_jobs_table(report.jobs[:JOB_ROWS], report.job))
+        show(console, _jobs_table(report.jobs[:JOB_ROWS], report.job))
         if len(report.jobs) > JOB_ROWS:
             line(console, f"… {len(report.jobs) - JOB_ROWS:,} more (--json lists all)")
         line(console, "")
@@ -51,7 +51,7 @@ def render(report: Report, console: Console) -> None:
     told = ", ".join(part for part in (source, job.launcher and f"launched by {job.launcher}") if part)
     line(console, f"Job {job.id}" + (f" ({told})" if told else ""), style="bold")
     if len(report.starts) > 1:
-        console.print(_attempts_table(report))
+        show(console, _attempts_table(report))
     for attempt in report.attempts:
         line(console, "")
         _render_attempt(attempt, console)
@@ -109,7 +109,7 @@ def _render_attempt(attempt: Attempt, console: Console) -> None:
         drawn = table("Ranks", "Host", "GPU", "Name", yielding=("Ranks", "Host", "Name"))
         for gpu in attempt.gpus:
             row(drawn, compact(gpu.ranks), gpu.host, gpu.uuid, gpu.name)
-        console.print(drawn)
+        show(console, drawn)
     line(console, "")
     _render_ranks(attempt, console)
     render_steps(attempt.steps, console, hides_waiting(attempt))
@@ -130,7 +130,7 @@ def _render_ranks(attempt: Attempt, console: Console) -> None:
         bad = sum(rank.ended_badly for rank in ranks)
         shown, rest = worst_first[: min(bad, RANK_ROWS)], worst_first[min(bad, RANK_ROWS) :]
     if shown:
-        console.print(_ranks_table(shown, _made_others_wait(attempt)))
+        show(console, _ranks_table(shown, _made_others_wait(attempt)))
     for end, many in Counter(rank.end_reason or "without a recorded end" for rank in rest).most_common():
         line(console, f"… {many:,} {'more ' if shown else ''}rank{'s' if many > 1 else ''} ended {end}")
 
