@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from dataclasses import asdict
 from functools import partial
 
@@ -17,9 +18,10 @@ from ddtrace_pytorch.cli.diagnosis_tables import end_rows, ended_alike, rank_row
 from ddtrace_pytorch.cli.output import in_json
 from ddtrace_pytorch.cli.tables import line, notes, paragraph, row, show, table
 from ddtrace_pytorch.cli.terminal import standard_output
+from ddtrace_pytorch.cli.which_job import suspected, when
 from ddtrace_pytorch.collectives.dump_files import is_dump
 from ddtrace_pytorch.stalls import places
-from ddtrace_pytorch.stalls.recovery import look
+from ddtrace_pytorch.stalls.recovery import left, look
 
 RANK_ROWS = 24
 TIMELINE_ROWS = 30
@@ -28,9 +30,12 @@ TIMELINE_ROWS = 30
 NOTHING_FOUND = 3
 
 
-def render(diagnosis: Diagnosis, console: Console) -> None:
-    """Show it so that it reads well at 80 columns, in a terminal or piped."""
-    line(console, f"Job {diagnosis.job}", style="bold")
+def render(diagnosis: Diagnosis, console: Console, newest_in: str | None, now: int) -> None:
+    """Show it so that it reads well at 80 columns, in a terminal or piped; `newest_in`: as :func:`when` has it."""
+    age = when(diagnosis.last_seen, diagnosis.ended, now, newest_in)
+    paragraph(console, f"Job {diagnosis.job}{age}", style="bold")
+    if diagnosis.suspected is not None:
+        line(console, diagnosis.suspected, style="yellow")
     for attempt in diagnosis.attempts:
         line(console, "")
         _render_attempt(attempt, console)
@@ -97,11 +102,15 @@ def diagnose_command(directory: str | None, job: str | None, attempt: str, as_js
 
     The exit status is 0 if a reason was found, or all ended well; 3 if nothing was found.
     """
-    left_behind = partial(look, places.roots(settings.load().state_dir))
-    result = diagnose(run_logs(directory, beside=is_dump), job, attempt, left_behind)
+    roots = places.roots(settings.load().state_dir)
+    found = run_logs(directory, beside=is_dump)
+    result = diagnose(found, job, attempt, partial(look, roots))
+    now = time.time_ns()
+    if job is None:
+        result.suspected = suspected(left(roots), found, result.job, result.last_seen, now)
     if as_json:
         click.echo(in_json(asdict(result)))
     else:
-        render(result, standard_output())
+        render(result, standard_output(), found.directory if job is None else None, now)
     if not all(one.reason_found for one in result.attempts):
         sys.exit(NOTHING_FOUND)

@@ -119,11 +119,14 @@ class Recorder:
 
 @dataclass
 class Attempt:
-    """`reason_found` is true too where all `ended_well`: that says no more than that no failure was recorded where
-    `status_unknown`. `ranks` has those named first."""
+    """`last_seen`: when one of its ranks was last heard of; `ended`: none may still run. `reason_found` is true too
+    where all `ended_well`: that says no more than that no failure was recorded where `status_unknown`. `ranks` has
+    those named first."""
 
     number: int
     incarnation: str
+    last_seen: str | None
+    ended: bool
     world_size: int | None
     ranks_found: str
     ranks_missing: str
@@ -141,8 +144,14 @@ class Attempt:
 
 @dataclass
 class Diagnosis:
+    """`last_seen`: when the job was last heard of, and `ended`, whether it was over then; null and false where its last
+    attempt is not among the `attempts`. `suspected`: why another job may be meant, null if nothing says so."""
+
     directory: str
     job: str
+    last_seen: str | None
+    ended: bool
+    suspected: str | None
     attempts: list[Attempt]
     notes: list[str]
 
@@ -166,7 +175,16 @@ def diagnose(found: Scan, job: str | None, attempt: str, left_behind: LeftBehind
         histories = _read(logs), left_behind(chosen, incarnation)
         attempts.append(of_attempt(at + 1, incarnation, logs, *histories, dumps, notes))
     notes += [note for log in found.logs if log.job == chosen or log.damaged for note in log.notes]
-    return Diagnosis(os.path.abspath(found.directory), chosen, attempts, notes)
+    last = next((one for one in attempts if one.number == len(order.training or order.beside)), None)
+    return Diagnosis(
+        directory=os.path.abspath(found.directory),
+        job=chosen,
+        last_seen=None if last is None else last.last_seen,
+        ended=last is not None and last.ended,
+        suspected=None,
+        attempts=attempts,
+        notes=notes,
+    )
 
 
 def of_attempt(
@@ -246,6 +264,8 @@ def _attempt(
     return Attempt(
         number=number,
         incarnation=incarnation,
+        last_seen=_iso(finding.end),
+        ended=not any(fate.open for fate in finding.fates.values()),
         world_size=size or None,
         ranks_found=compact(histories),
         ranks_missing=compact(finding.missing),

@@ -32,6 +32,7 @@ from ddtrace_pytorch.settings import BadValue, RankChoice, rank_choice
 
 TYPES = ("identity", "span", "beat", "drop")
 GOOD_ENDS = ("destroyed", "exit")
+NO_END = "no end recorded"
 
 
 @dataclass
@@ -134,14 +135,21 @@ class Job:
 
 @dataclass
 class Report:
-    """`jobs` are all found, newest first; `job` is the one reported: all its `starts`, and the `attempts` asked for."""
+    """`jobs` are all found, newest first; `job` is the one reported: all its `starts`, and the `attempts` asked for.
+    `suspected`: why another job may be meant, null if nothing says so."""
 
     directory: str
     jobs: list[Job]
     job: Job
+    suspected: str | None
     starts: list[Start]
     attempts: list[Attempt]
     notes: list[str]
+
+    @property
+    def last(self) -> Start:
+        """The training's last start, or that of what ran beside it where there was no training."""
+        return ([one for one in self.starts if one.source == TRAINER] or self.starts)[-1]
 
 
 @dataclass
@@ -244,6 +252,7 @@ def summarise(
         directory=os.path.abspath(found.directory),
         jobs=jobs,
         job=next(one for one in jobs if one.id == chosen),
+        suspected=None,
         starts=[_start(one) for one in attempts],
         attempts=asked,
         notes=found.notes + [note for log in shown for note in log.notes],
@@ -311,7 +320,7 @@ def _attempt(number: int, facts: list[_RankFacts]) -> Attempt:
         duration_s=_seconds(started, last),
         world_size=world_size,
         ranks_seen=len(numbers),
-        ends=dict(Counter(rank.end_reason or "no end recorded" for rank in ranks).most_common()),
+        ends=dict(Counter(rank.end_reason or NO_END for rank in ranks).most_common()),
         source=source,
         ranks_found=compact(numbers),
         ranks_missing=compact(absent(chosen=True)),

@@ -24,10 +24,10 @@ def line(console: Console, text: str, style: str = "") -> None:
     console.print(Text(visible(text), style=style), soft_wrap=True)
 
 
-def paragraph(console: Console, text: str) -> None:
+def paragraph(console: Console, text: str, style: str = "") -> None:
     """Several sentences, folded between words: a path stays whole, however long."""
     for part in textwrap.wrap(visible(text), console.width, break_long_words=False, break_on_hyphens=False):
-        line(console, part)
+        line(console, part, style)
 
 
 def notes(console: Console, told: Sequence[str], rest: str = "") -> None:
