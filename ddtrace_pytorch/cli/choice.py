@@ -9,7 +9,6 @@ import click
 
 from ddtrace_pytorch import settings
 from ddtrace_pytorch.cli import starts
-from ddtrace_pytorch.runlog.fields import integer
 from ddtrace_pytorch.runlog.reader import RankLog, Scan, scan
 from ddtrace_pytorch.visible import visible
 
@@ -117,7 +116,7 @@ def jobs_in(found: Scan) -> Jobs:
     found.notes += starts.join(logs)
     begun = {log.job: 0 for log in logs}
     for log in logs:
-        begun[log.job] = max(begun[log.job], integer(log.identity, "ts") or 0)
+        begun[log.job] = max(begun[log.job], log.began)
     return Jobs(found.directory, sorted(begun, key=lambda id: begun[id], reverse=True), logs)
 
 

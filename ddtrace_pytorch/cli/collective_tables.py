@@ -11,7 +11,7 @@ from ddtrace_pytorch.cli.single_calls import SingleCall
 from ddtrace_pytorch.cli.slow_groups import SlowGroup
 from ddtrace_pytorch.cli.stragglers import Lateness, Stragglers
 from ddtrace_pytorch.cli.summary import Attempt
-from ddtrace_pytorch.cli.tables import line, row, size, span, speed, table
+from ddtrace_pytorch.cli.tables import line, row, show, size, span, speed, table
 from ddtrace_pytorch.cli.window_tables import COUNTED, PROFILED, late_in_words
 from ddtrace_pytorch.collectives.surface import ALL_WAIT_FOR_ALL
 from ddtrace_pytorch.stalls.telling import in_words
@@ -59,7 +59,7 @@ def _render_group(group: Group, console: Console) -> None:
     shown = group.operations[:OPERATIONS_SHOWN]
     for one in shown:
         row(drawn, *cells_of(one))
-    console.print(drawn)
+    show(console, drawn)
     if len(group.operations) > len(shown):
         line(console, f"… {len(group.operations) - len(shown)} more operations (--json lists all)")
     for said in said_of(shown):
@@ -143,7 +143,7 @@ def render_single_calls(attempt: Attempt, console: Console) -> None:
     drawn = table(*CALL_COLUMNS, right=CALL_FIGURES, yielding=("Group", "At"))
     for one in shown:
         row(drawn, *cells_of_call(one))
-    console.print(drawn)
+    show(console, drawn)
     if any(_is_issue(one) for one in shown):
         line(console, ISSUED)
 
@@ -181,7 +181,7 @@ def render_stragglers(attempt: Attempt, console: Console) -> None:
                 span(rank.waited_for_others_ms),
                 f"{rank.late_calls:,}",
             )
-        console.print(drawn)
+        show(console, drawn)
         if len(ranks) > RANKS_SHOWN:
             line(console, f"… {len(ranks) - RANKS_SHOWN:,} more ranks (--json lists all)")
     for said in blame(attempt):

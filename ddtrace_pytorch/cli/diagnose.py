@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import sys
+import time
 from dataclasses import asdict
 from functools import partial
 
 import click
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from ddtrace_pytorch import settings
 from ddtrace_pytorch.cli.choice import attempt_option, job_option, run_logs
 from ddtrace_pytorch.cli.diagnosis import Attempt, Diagnosis, Rank, diagnose
 from ddtrace_pytorch.cli.diagnosis_tables import end_rows, ended_alike, rank_rows, stacks
 from ddtrace_pytorch.cli.output import in_json
-from ddtrace_pytorch.cli.tables import line, notes, row, table
+from ddtrace_pytorch.cli.tables import line, notes, paragraph, row, show, table
 from ddtrace_pytorch.cli.terminal import standard_output
+from ddtrace_pytorch.cli.which_job import suspected, when
 from ddtrace_pytorch.collectives.dump_files import is_dump
 from ddtrace_pytorch.stalls import places
-from ddtrace_pytorch.stalls.recovery import look
+from ddtrace_pytorch.stalls.recovery import left, look
 
 RANK_ROWS = 24
 TIMELINE_ROWS = 30
@@ -28,9 +30,12 @@ TIMELINE_ROWS = 30
 NOTHING_FOUND = 3
 
 
-def render(diagnosis: Diagnosis, console: Console) -> None:
-    """Show it so that it reads well at 80 columns, in a terminal or piped."""
-    line(console, f"Job {diagnosis.job}", style="bold")
+def render(diagnosis: Diagnosis, console: Console, newest_in: str | None, now: int) -> None:
+    """Show it so that it reads well at 80 columns, in a terminal or piped; `newest_in`: as :func:`when` has it."""
+    age = when(diagnosis.last_seen, diagnosis.ended, now, newest_in)
+    paragraph(console, f"Job {diagnosis.job}{age}", style="bold")
+    if diagnosis.suspected is not None:
+        line(console, diagnosis.suspected, style="yellow")
     for attempt in diagnosis.attempts:
         line(console, "")
         _render_attempt(attempt, console)
@@ -41,11 +46,11 @@ def render(diagnosis: Diagnosis, console: Console) -> None:
 
 def _render_attempt(attempt: Attempt, console: Console) -> None:
     line(console, f"Attempt {attempt.number}, incarnation {attempt.incarnation}", style="bold")
-    line(console, attempt.what_happened)
+    paragraph(console, attempt.what_happened)
     if attempt.flight_recorder is not None:
-        line(console, f"{attempt.flight_recorder.message}.")
+        paragraph(console, f"{attempt.flight_recorder.message}.")
     line(console, "")
-    console.print(_ranks_table(attempt.ranks))
+    show(console, _ranks_table(attempt.ranks))
     if attempt.ended_well:
         return
     line(console, "")
@@ -67,10 +72,10 @@ def _ranks_table(ranks: list[Rank]) -> Table:
 
 def _render_timeline(attempt: Attempt, console: Console) -> None:
     rows = end_rows(attempt, TIMELINE_ROWS)
-    drawn = Table.grid(padding=(0, 2))
+    drawn = Table.grid(Column(no_wrap=True), Column(overflow="fold"), Column(overflow="fold"), padding=(0, 2))
     for cells in rows:
         row(drawn, *cells)
-    console.print(drawn)
+    show(console, drawn)
     if len(rows) < len(attempt.timeline):
         line(console, f"… {len(attempt.timeline) - len(rows):,} more (--json lists all)")
 
@@ -97,11 +102,15 @@ def diagnose_command(directory: str | None, job: str | None, attempt: str, as_js
 
     The exit status is 0 if a reason was found, or all ended well; 3 if nothing was found.
     """
-    left_behind = partial(look, places.roots(settings.load().state_dir))
-    result = diagnose(run_logs(directory, beside=is_dump), job, attempt, left_behind)
+    roots = places.roots(settings.load().state_dir)
+    found = run_logs(directory, beside=is_dump)
+    result = diagnose(found, job, attempt, partial(look, roots))
+    now = time.time_ns()
+    if job is None:
+        result.suspected = suspected(left(roots), found, result.job, result.last_seen, now)
     if as_json:
         click.echo(in_json(asdict(result)))
     else:
-        render(result, standard_output())
+        render(result, standard_output(), found.directory if job is None else None, now)
     if not all(one.reason_found for one in result.attempts):
         sys.exit(NOTHING_FOUND)

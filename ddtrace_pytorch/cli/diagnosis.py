@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from ddtrace_pytorch.cli.choice import jobs_in, meant_attempts
+from ddtrace_pytorch.cli.starts import in_order
 from ddtrace_pytorch.cli.summary import compact
 from ddtrace_pytorch.collectives import dump_files
 from ddtrace_pytorch.collectives.flight_recorder import Entry
@@ -118,11 +119,14 @@ class Recorder:
 
 @dataclass
 class Attempt:
-    """`reason_found` is true too where all `ended_well`: that says no more than that no failure was recorded where
-    `status_unknown`. `ranks` has those named first."""
+    """`last_seen`: when one of its ranks was last heard of; `ended`: none may still run. `reason_found` is true too
+    where all `ended_well`: that says no more than that no failure was recorded where `status_unknown`. `ranks` has
+    those named first."""
 
     number: int
     incarnation: str
+    last_seen: str | None
+    ended: bool
     world_size: int | None
     ranks_found: str
     ranks_missing: str
@@ -140,8 +144,14 @@ class Attempt:
 
 @dataclass
 class Diagnosis:
+    """`last_seen`: when the job was last heard of, and `ended`, whether it was over then; null and false where its last
+    attempt is not among the `attempts`. `suspected`: why another job may be meant, null if nothing says so."""
+
     directory: str
     job: str
+    last_seen: str | None
+    ended: bool
+    suspected: str | None
     attempts: list[Attempt]
     notes: list[str]
 
@@ -155,24 +165,26 @@ def diagnose(found: Scan, job: str | None, attempt: str, left_behind: LeftBehind
     """
     here = jobs_in(found)
     chosen = here.meant(job)
-    by_incarnation: dict[str, list[RankLog]] = {}
-    for log in here.logs_of(chosen):
-        by_incarnation.setdefault(log.incarnation, []).append(log)
-    beside = {name for name, logs in by_incarnation.items() if not any(log.trains for log in logs)}
-    in_time = sorted(by_incarnation, key=lambda name: (name in beside, min(map(_began, by_incarnation[name])), name))
+    order = in_order(here.logs_of(chosen))
+    incarnations = [start.incarnation for start in order.all]
     notes = list(found.notes)
     dumps = dumps_in(found, notes)
     attempts = []
-    for at in meant_attempts(attempt, in_time, chosen, len(beside)):
-        logs = by_incarnation[in_time[at]]
-        histories = _read(logs), left_behind(chosen, in_time[at])
-        attempts.append(of_attempt(at + 1, in_time[at], logs, *histories, dumps, notes))
+    for at in meant_attempts(attempt, incarnations, chosen, len(order.beside)):
+        incarnation, logs = order.all[at]
+        histories = _read(logs), left_behind(chosen, incarnation)
+        attempts.append(of_attempt(at + 1, incarnation, logs, *histories, dumps, notes))
     notes += [note for log in found.logs if log.job == chosen or log.damaged for note in log.notes]
-    return Diagnosis(os.path.abspath(found.directory), chosen, attempts, notes)
-
-
-def _began(log: RankLog) -> int:
-    return integer(log.identity, "ts") or 0
+    last = next((one for one in attempts if one.number == len(order.training or order.beside)), None)
+    return Diagnosis(
+        directory=os.path.abspath(found.directory),
+        job=chosen,
+        last_seen=None if last is None else last.last_seen,
+        ended=last is not None and last.ended,
+        suspected=None,
+        attempts=attempts,
+        notes=notes,
+    )
 
 
 def of_attempt(
@@ -187,7 +199,7 @@ def of_attempt(
     """What became of one attempt, out of the `histories` that its `logs` tell, one of each, what ranks `left` behind,
     and flight recorders' `dumps`. Adds to `notes` what was not used."""
     by_rank = _by_rank(histories, left, notes)
-    return _attempt(number, incarnation, by_rank, inquire(by_rank), min(map(_began, logs)), dumps)
+    return _attempt(number, incarnation, by_rank, inquire(by_rank), min(log.began for log in logs), dumps)
 
 
 def _read(logs: Iterable[RankLog]) -> Iterator[History]:
@@ -252,6 +264,8 @@ def _attempt(
     return Attempt(
         number=number,
         incarnation=incarnation,
+        last_seen=_iso(finding.end),
+        ended=not any(fate.open for fate in finding.fates.values()),
         world_size=size or None,
         ranks_found=compact(histories),
         ranks_missing=compact(finding.missing),

@@ -6,6 +6,7 @@ import importlib
 import io
 import os
 import sys
+from difflib import get_close_matches
 from typing import IO, Any
 
 import click
@@ -43,6 +44,16 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             raise Interrupted from None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in COMMANDS and not ctx.resilient_parsing:
+            near = get_close_matches(name.lower(), COMMANDS, n=1)
+            hint = f"Did you mean '{near[0]}'?" if near else f"the commands are {', '.join(self.list_commands(ctx))}"
+            ctx.fail(f"No such command {name!r}{'.' if near else ';'} {hint}")
+        return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(COMMANDS)

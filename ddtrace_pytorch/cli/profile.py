@@ -5,20 +5,26 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import click
 
+from ddtrace_pytorch import settings
 from ddtrace_pytorch.cli.choice import NotReadable, NotThere, jobs_in, run_logs
+from ddtrace_pytorch.cli.starts import in_order
+from ddtrace_pytorch.cli.which_job import ago, past
 from ddtrace_pytorch.kernels import requests
 from ddtrace_pytorch.kernels.requests import MOST_STEPS, Request
 from ddtrace_pytorch.kernels.schedule import Plan
 from ddtrace_pytorch.kernels.trace_file import FOLDER
-from ddtrace_pytorch.runlog.fields import integer, text
-from ddtrace_pytorch.runlog.reader import RankLog
+from ddtrace_pytorch.runlog.fields import integer, mapping, text
+from ddtrace_pytorch.runlog.reader import RankLog, read_file
 from ddtrace_pytorch.runlog.schema import REQUEST, decode
 from ddtrace_pytorch.settings import BadValue, RankChoice, rank_choice
+from ddtrace_pytorch.stalls import places
+from ddtrace_pytorch.stalls.last_words import LastWords
+from ddtrace_pytorch.stalls.recovery import look
 from ddtrace_pytorch.stalls.telling import in_words
 from ddtrace_pytorch.visible import visible
 
@@ -33,38 +39,46 @@ SILENT_SECONDS = 60.0
 
 
 class Pace(NamedTuple):
-    """Of one rank: the last step it has told of, how many it takes in a second, and when it was last heard, in ns since
-    the epoch."""
+    """Of one rank: the last step it has told of, and how many it takes in a second."""
 
     step: int
     per_second: float
+
+
+class Trail(NamedTuple):
+    """What the end of a rank's log says: when the rank was last `heard`, in ns since the epoch, as what it has `ended`
+    (empty: as far as is known, it has not), and its pace, if it has taken a step and may take another."""
+
+    rank: int
     heard: int
+    ended: str
+    pace: Pace | None
 
 
-def pace(log: RankLog) -> Pace | None:
-    """By the end of its log; None where that has no step, or the rank's end."""
+def trail(log: RankLog) -> Trail:
     steps: list[tuple[int, int]] = []
-    heard = 0
+    heard, ended = log.began, ""
     for record in _tail(log.segments[-1]):
         heard = max(heard, record["ts"])
         step = integer(record, "step")
         if record["type"] == "step" and step is not None:
             steps.append((step, record["ts"]))
-        elif record["type"] == "span" and text(record, "name") == "pytorch.rank" and _is_end(record):
-            steps.clear()
-    if not steps:
-        return None
-    (first, began), (last, ended) = steps[0], steps[-1]
-    return Pace(last, max(last - first, 0) / max((ended - began) / 1e9, 1e-3), heard)
+            ended = ""
+        elif record["type"] == "span" and text(record, "name") == "pytorch.rank":
+            ended = text(mapping(record, "tags"), "pytorch.end_reason")
+            if ended:
+                steps.clear()
+    return Trail(log.rank, heard, ended, _pace(steps) if steps else None)
 
 
-def _is_end(record: dict[str, Any]) -> bool:
-    tags = record.get("tags")
-    return isinstance(tags, dict) and "pytorch.end_reason" in tags
+def _pace(steps: Sequence[tuple[int, int]]) -> Pace:
+    (first, began), (last, until) = steps[0], steps[-1]
+    return Pace(last, max(last - first, 0) / max((until - began) / 1e9, 1e-3))
 
 
 def _tail(path: str) -> Iterable[dict[str, Any]]:
     if path.endswith(".gz"):
+        yield from read_file(path, [])
         return
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -100,18 +114,44 @@ def _ask(directory: str, request: Request) -> str:
         raise NotReadable(f"can't write to {directory}: {error.strerror or error}") from None
 
 
-def _running(logs: Sequence[RankLog], directory: str) -> list[Pace]:
+def _running(logs: Sequence[RankLog], gone: Mapping[int, LastWords], job: str) -> list[Trail]:
+    """The trails of the ranks that have not ended. `gone`: what those left by rank that died on this host.
+
+    Raises:
+        NotThere: all have.
+    """
+    trails = []
+    for one in map(trail, logs):
+        words = gone.get(one.rank)
+        if words is not None and not one.ended:
+            one = one._replace(ended=words.end_reason, heard=max(one.heard, words.state.as_of), pace=None)
+        trails.append(one)
+    running = [one for one in trails if not one.ended]
+    if not running:
+        ways: dict[str, list[int]] = {}
+        for one in sorted(trails, key=lambda one: one.rank):
+            ways.setdefault(one.ended, []).append(one.rank)
+        how = "; ".join(f"{in_words(ranks)} {way}" for way, ranks in ways.items())
+        ended = past(max(one.heard for one in trails) / 1e9, time.time_ns())
+        raise NotThere(f"{job} has ended, {ended} ({how}); only a job that runs can be asked for a window")
+    return running
+
+
+def _paces(running: Sequence[Trail], job: str) -> list[Pace]:
     """How far the ranks are.
 
     Raises:
-        NotThere: none of them runs, as far as their logs tell.
+        NotThere: they are at no step, as far as their logs tell.
     """
-    paces = [one for one in map(pace, logs) if one is not None]
-    if not paces:
-        raise NotThere(f"no rank of the job in {directory} is at a step: it has ended, or takes none; give --at STEP")
-    silent = time.time() - max(one.heard for one in paces) / 1e9
+    silent = time.time() - max(one.heard for one in running) / 1e9
     if silent > SILENT_SECONDS:
-        raise NotThere(f"nothing was heard of the job in {directory} for {silent:.0f} s; give --at STEP if it runs")
+        raise NotThere(
+            f"nothing was heard of {job} for {ago(silent)}: it hangs, or was killed, which `ddtrace-pytorch diagnose` "
+            "tells; give --at STEP if it runs"
+        )
+    paces = [one.pace for one in running if one.pace is not None]
+    if not paces:
+        raise NotThere(f"no rank of {job} has taken a step yet, as far as its log tells; give --at STEP, or wait")
     return paces
 
 
@@ -131,14 +171,18 @@ def profile_command(directory: str | None, steps: int, ranks: str, at: int | Non
     """
     chosen = _ranks(ranks)
     found = jobs_in(run_logs(directory))
-    mine = found.logs_of(found.meant(job))
-    newest = max(mine, key=lambda log: (integer(log.identity, "ts") or 0, log.incarnation)).incarnation
-    logs = [log for log in mine if log.incarnation == newest]
+    job = found.meant(job)
+    order = in_order(found.logs_of(job))
+    incarnation, logs = (order.training or order.beside)[-1]
     folders = sorted({os.path.dirname(log.segments[-1]) for log in logs})
     asked = [log.rank for log in logs if log.rank in chosen]
     if not asked:
         raise NotThere(f"none of {in_words(sorted(log.rank for log in logs))} is among {ranks}")
-    first = at or first_step(_running(logs, found.directory))
+    roots = places.roots(settings.load().state_dir)
+    gone = {words.identity.rank: words for words, alive in look(roots, job, incarnation) if not alive}
+    named = f"job {job} in {found.directory}"
+    running = _running(logs, gone, named)
+    first = at or first_step(_paces(running, named))
     for folder in folders:
         _ask(folder, Request(Plan(first, steps, min(WARMUP, first - 1)), chosen))
     which = f"steps {first} to {first + steps - 1}" if steps > 1 else f"step {first}"

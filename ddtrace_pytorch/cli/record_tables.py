@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from ddtrace_pytorch.cli.records import Checkpoints, Event, Recorded, Scalar, UserSpan
-from ddtrace_pytorch.cli.tables import line, row, size, span, table
+from ddtrace_pytorch.cli.tables import line, row, show, size, span, table
 from ddtrace_pytorch.spans import Fact
 
 ROWS = 20
@@ -30,7 +30,7 @@ def _render(kind: Kind, all_of_them: Sequence[Any], console: Console) -> None:
     drawn = table(*kind.columns, right=kind.figures, yielding=kind.yielding, gap=kind.gap)
     for one in all_of_them[:ROWS]:
         row(drawn, *kind.cells(one))
-    console.print(drawn)
+    show(console, drawn)
     if len(all_of_them) > ROWS:
         line(console, f"… {len(all_of_them) - ROWS:,} more {kind.what} (--json lists all)")
     for said in kind.said(all_of_them[:ROWS]):

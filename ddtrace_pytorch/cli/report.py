@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -10,6 +11,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from ddtrace_pytorch import settings
 from ddtrace_pytorch.cli.choice import attempt_option, job_option, run_logs
 from ddtrace_pytorch.cli.collective_tables import (
     hides_waiting,
@@ -24,13 +26,16 @@ from ddtrace_pytorch.cli.progress import progress_bar
 from ddtrace_pytorch.cli.record_tables import render_records
 from ddtrace_pytorch.cli.stall_tables import render_stalls
 from ddtrace_pytorch.cli.step_tables import render_steps
-from ddtrace_pytorch.cli.summary import Attempt, Job, Rank, Report, compact, gpus_by_name, summarise
-from ddtrace_pytorch.cli.tables import duration, known, line, notes, row, size, span, table
+from ddtrace_pytorch.cli.summary import NO_END, Attempt, Job, Rank, Report, compact, gpus_by_name, summarise
+from ddtrace_pytorch.cli.tables import duration, known, line, notes, paragraph, row, show, size, span, table
 from ddtrace_pytorch.cli.terminal import standard_output
+from ddtrace_pytorch.cli.which_job import suspected, when
 from ddtrace_pytorch.cli.window_tables import COUNTED, PROFILED, render_windows
 from ddtrace_pytorch.collectives.dump_files import is_dump
 from ddtrace_pytorch.identity.introduction import GENERATED
 from ddtrace_pytorch.runlog.reader import TRAINER
+from ddtrace_pytorch.stalls import places
+from ddtrace_pytorch.stalls.recovery import left
 
 JOB_ROWS = 10
 RANK_ROWS = 32
@@ -39,19 +44,23 @@ NAMES_SHOWN = 8
 MESSAGE_SHOWN = 500
 
 
-def render(report: Report, console: Console) -> None:
-    """Show `report` as tables that read well at 80 columns, in a terminal or piped."""
+def render(report: Report, console: Console, newest_in: str | None, now: int) -> None:
+    """Show `report` as tables that read well at 80 columns, in a terminal or piped; `newest_in`: as :func:`when` has
+    it."""
     if len(report.jobs) > 1:
-        console.print(_jobs_table(report.jobs[:JOB_ROWS], report.job))
+        show(console, _jobs_table(report.jobs[:JOB_ROWS], report.job))
         if len(report.jobs) > JOB_ROWS:
             line(console, f"… {len(report.jobs) - JOB_ROWS:,} more (--json lists all)")
         line(console, "")
     job = report.job
     source = "an id made up by its ranks" if job.source == GENERATED else job.source and f"from {job.source}"
     told = ", ".join(part for part in (source, job.launcher and f"launched by {job.launcher}") if part)
-    line(console, f"Job {job.id}" + (f" ({told})" if told else ""), style="bold")
+    age = when(report.last.last_seen, NO_END not in report.last.ends, now, newest_in)
+    paragraph(console, f"Job {job.id}" + (f" ({told})" if told else "") + age, style="bold")
+    if report.suspected is not None:
+        line(console, report.suspected, style="yellow")
     if len(report.starts) > 1:
-        console.print(_attempts_table(report))
+        show(console, _attempts_table(report))
     for attempt in report.attempts:
         line(console, "")
         _render_attempt(attempt, console)
@@ -109,7 +118,7 @@ def _render_attempt(attempt: Attempt, console: Console) -> None:
         drawn = table("Ranks", "Host", "GPU", "Name", yielding=("Ranks", "Host", "Name"))
         for gpu in attempt.gpus:
             row(drawn, compact(gpu.ranks), gpu.host, gpu.uuid, gpu.name)
-        console.print(drawn)
+        show(console, drawn)
     line(console, "")
     _render_ranks(attempt, console)
     render_steps(attempt.steps, console, hides_waiting(attempt))
@@ -130,7 +139,7 @@ def _render_ranks(attempt: Attempt, console: Console) -> None:
         bad = sum(rank.ended_badly for rank in ranks)
         shown, rest = worst_first[: min(bad, RANK_ROWS)], worst_first[min(bad, RANK_ROWS) :]
     if shown:
-        console.print(_ranks_table(shown, _made_others_wait(attempt)))
+        show(console, _ranks_table(shown, _made_others_wait(attempt)))
     for end, many in Counter(rank.end_reason or "without a recorded end" for rank in rest).most_common():
         line(console, f"… {many:,} {'more ' if shown else ''}rank{'s' if many > 1 else ''} ended {end}")
 
@@ -192,8 +201,8 @@ def _end(rank: Rank) -> str:
     if rank.end_reason is not None:
         return rank.end_reason
     if rank.last_beat:
-        return f"no end recorded (last beat {rank.last_beat[11:19]})"
-    return "no end recorded" + (f" (last seen {rank.last_seen[11:19]})" if rank.last_seen else "")
+        return f"{NO_END} (last beat {rank.last_beat[11:19]})"
+    return NO_END + (f" (last seen {rank.last_seen[11:19]})" if rank.last_seen else "")
 
 
 @click.command(short_help="What became of a job and its ranks, from its run log.")
@@ -239,9 +248,13 @@ def report(
             result = summarise(found, job, attempt, calls, progress, views)
             page = page_of(found, result, views)
             file.write(page)
+    now = time.time_ns()
+    if job is None:
+        there = left(places.roots(settings.load().state_dir))
+        result.suspected = suspected(there, found, result.job.id, result.last.last_seen, now)
     if as_json:
         click.echo(in_json(asdict(result)))
     elif html_file is None:
-        render(result, standard_output())
+        render(result, standard_output(), found.directory if job is None else None, now)
     elif html_file != STDOUT:
         line(standard_output(), f"{html_file}: {size(len(page))}; open it in a browser, it needs nothing else")

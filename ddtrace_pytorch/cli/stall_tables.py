@@ -8,7 +8,7 @@ from rich.console import Console
 
 from ddtrace_pytorch.cli.stalls import MOST, Stall
 from ddtrace_pytorch.cli.summary import Attempt
-from ddtrace_pytorch.cli.tables import line, row, span, table
+from ddtrace_pytorch.cli.tables import line, row, show, span, table
 from ddtrace_pytorch.stalls.telling import in_words
 
 ROWS = 10
@@ -24,7 +24,7 @@ def render_stalls(attempt: Attempt, console: Console) -> None:
     drawn = table("At", "Collective", "Waited", "Why", "Went on", right=("Waited",), yielding=("Collective", "Why"))
     for one in longest(stalls, ROWS):
         row(drawn, began(one), call(one), span(one.waited_s * 1e3), why(one), went_on(one))
-    console.print(drawn)
+    show(console, drawn)
     if len(stalls) > ROWS:
         line(console, f"… {len(stalls) - ROWS:,} shorter ones (--json lists all)")
     if attempt.stalls_uncounted:

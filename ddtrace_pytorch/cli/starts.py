@@ -1,4 +1,4 @@
-"""Which logs are of one start of a job though they don't say so. Pure, but that it changes the logs it is given.
+"""Which logs are of one start of a job, and in which order its starts come. Pure, but that :func:`join` changes logs.
 
 Ranks learn their incarnation from rank 0, in the process group's store. Where a group never came to be, as where a
 start can't connect, each has made one of its own. The launcher has counted them alike, though: such a rank, alone in
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Iterable, Sequence
+from typing import NamedTuple
 
 from ddtrace_pytorch.runlog.fields import integer, mapping, text
 from ddtrace_pytorch.runlog.reader import RankLog
@@ -17,6 +18,37 @@ from ddtrace_pytorch.stalls.telling import in_words
 
 # As long as torch itself waits for a group at most, by default.
 NEAR_NS = 30 * 60 * 10**9
+
+
+class Start(NamedTuple):
+    incarnation: str
+    logs: list[RankLog]
+
+
+class InOrder(NamedTuple):
+    """The starts of one job, in order of time: the attempts of the `training`, and what ran `beside` it, which is
+    numbered behind all of them."""
+
+    training: list[Start]
+    beside: list[Start]
+
+    @property
+    def all(self) -> list[Start]:
+        return self.training + self.beside
+
+
+def in_order(logs: Iterable[RankLog]) -> InOrder:
+    """The starts that the `logs` of one job are of."""
+    found: dict[str, list[RankLog]] = {}
+    for log in logs:
+        found.setdefault(log.incarnation, []).append(log)
+    starts = [Start(*one) for one in found.items()]
+    starts.sort(key=lambda start: (min(log.began for log in start.logs), start.incarnation))
+    trains = [any(log.trains for log in start.logs) for start in starts]
+    return InOrder(
+        [start for start, those in zip(starts, trains, strict=True) if those],
+        [start for start, those in zip(starts, trains, strict=True) if not those],
+    )
 
 
 def join(logs: Iterable[RankLog]) -> list[str]:
@@ -50,7 +82,7 @@ def _joined(starts: Sequence[list[RankLog]]) -> dict[str, list[int]]:
     """By incarnation, the ranks that have been joined to it. The largest of the `starts` come first."""
     found: dict[str, list[int]] = {}
     kept: list[list[RankLog]] = []
-    for logs in sorted(starts, key=lambda logs: (-len(logs), min(map(_began, logs)))):
+    for logs in sorted(starts, key=lambda logs: (-len(logs), min(log.began for log in logs))):
         near = [one for one in kept if len(logs) == 1 and _may_be_of(logs[0], one)]
         if not near:
             kept.append(logs)
@@ -68,8 +100,4 @@ def _may_be_of(alone: RankLog, start: Sequence[RankLog]) -> bool:
 
 
 def _apart(alone: RankLog, start: Sequence[RankLog]) -> int:
-    return min(abs(_began(alone) - _began(one)) for one in start)
-
-
-def _began(log: RankLog) -> int:
-    return integer(log.identity, "ts") or 0
+    return min(abs(alone.began - one.began) for one in start)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from ddtrace_pytorch.cli.steps import PARTS, AllSteps, Hiccup, RankSteps, SlowRank, Steps
-from ddtrace_pytorch.cli.tables import line, row, span, table
+from ddtrace_pytorch.cli.tables import line, row, show, span, table
 
 RANK_ROWS = 16
 SLOW_ROWS = 3
@@ -43,7 +43,7 @@ def render_steps(steps: Steps, console: Console, waiting_is_hidden: bool = False
             *(span(ms) for ms in (one.p50_ms, one.p95_ms, one.max_ms)),
             *(f"{share:.0%}" for share in shares),
         )
-    console.print(drawn)
+    show(console, drawn)
     if len(steps.ranks) > len(shown):
         line(console, f"… {len(steps.ranks) - len(shown):,} more ranks (--json lists all)")
     if any(one.first_ms is not None and one.steps > 1 for one in steps.ranks):

@@ -22,6 +22,7 @@ from ddtrace_pytorch.cli.records import Recorded
 from ddtrace_pytorch.cli.single_calls import SingleCall
 from ddtrace_pytorch.cli.slow_groups import SlowGroup, slow_among
 from ddtrace_pytorch.cli.stalls import Stall
+from ddtrace_pytorch.cli.starts import InOrder, in_order
 from ddtrace_pytorch.cli.steps import Steps
 from ddtrace_pytorch.cli.stragglers import Stragglers
 from ddtrace_pytorch.cli.windows import Windows
@@ -31,6 +32,7 @@ from ddtrace_pytorch.settings import BadValue, RankChoice, rank_choice
 
 TYPES = ("identity", "span", "beat", "drop")
 GOOD_ENDS = ("destroyed", "exit")
+NO_END = "no end recorded"
 
 
 @dataclass
@@ -133,14 +135,21 @@ class Job:
 
 @dataclass
 class Report:
-    """`jobs` are all found, newest first; `job` is the one reported: all its `starts`, and the `attempts` asked for."""
+    """`jobs` are all found, newest first; `job` is the one reported: all its `starts`, and the `attempts` asked for.
+    `suspected`: why another job may be meant, null if nothing says so."""
 
     directory: str
     jobs: list[Job]
     job: Job
+    suspected: str | None
     starts: list[Start]
     attempts: list[Attempt]
     notes: list[str]
+
+    @property
+    def last(self) -> Start:
+        """The training's last start, or that of what ran beside it where there was no training."""
+        return ([one for one in self.starts if one.source == TRAINER] or self.starts)[-1]
 
 
 @dataclass
@@ -218,10 +227,10 @@ def summarise(
     here = jobs_in(found)
     chosen = here.meant(job)
     in_job = here.logs_of(chosen)
-    attempts = _attempts(in_job, progress)
+    order = in_order(in_job)
+    attempts = _attempts(order, in_job, progress)
     incarnations = [one.incarnation for one in attempts]
-    beside = sum(one.source != TRAINER for one in attempts)
-    asked = [attempts[at] for at in meant_attempts(attempt, incarnations, chosen, beside)]
+    asked = [attempts[at] for at in meant_attempts(attempt, incarnations, chosen, len(order.beside))]
 
     for one in asked:
         logs = [log for log in in_job if log.incarnation == one.incarnation]
@@ -243,6 +252,7 @@ def summarise(
         directory=os.path.abspath(found.directory),
         jobs=jobs,
         job=next(one for one in jobs if one.id == chosen),
+        suspected=None,
         starts=[_start(one) for one in attempts],
         attempts=asked,
         notes=found.notes + [note for log in shown for note in log.notes],
@@ -250,13 +260,13 @@ def summarise(
 
 
 def _job(logs: list[RankLog]) -> Job:
-    newest = max(logs, key=lambda log: integer(log.identity, "ts") or 0)
+    newest = max(logs, key=lambda log: log.began)
     told = mapping(newest.identity, "job")
     return Job(
         id=newest.job,
         source=text(told, "source"),
         launcher=text(told, "launcher"),
-        started=_iso(min((ts for log in logs if (ts := integer(log.identity, "ts"))), default=None)),
+        started=_iso(min((log.began for log in logs if log.began), default=None)),
         attempts=len({log.incarnation for log in logs if log.trains}),
     )
 
@@ -268,17 +278,13 @@ def _facts(log: RankLog) -> _RankFacts:
     return facts
 
 
-def _attempts(logs: list[RankLog], progress: Progress) -> list[Attempt]:
-    by_incarnation: dict[str, list[_RankFacts]] = {}
+def _attempts(order: InOrder, logs: list[RankLog], progress: Progress) -> list[Attempt]:
+    found: dict[int, _RankFacts] = {}
     for done, (log, facts) in enumerate(zip(logs, of_each(_facts, logs), strict=True), 1):
         log.notes = facts.log.notes
         progress("looking", done, len(logs))
-        by_incarnation.setdefault(log.incarnation, []).append(facts)
-
-    def place(ranks: list[_RankFacts]) -> tuple[bool, int]:
-        return not any(facts.log.trains for facts in ranks), _least(facts.started for facts in ranks) or 0
-
-    return [_attempt(number, ranks) for number, ranks in enumerate(sorted(by_incarnation.values(), key=place), 1)]
+        found[id(log)] = facts
+    return [_attempt(number, [found[id(log)] for log in start.logs]) for number, start in enumerate(order.all, 1)]
 
 
 def _start(attempt: Attempt) -> Start:
@@ -314,7 +320,7 @@ def _attempt(number: int, facts: list[_RankFacts]) -> Attempt:
         duration_s=_seconds(started, last),
         world_size=world_size,
         ranks_seen=len(numbers),
-        ends=dict(Counter(rank.end_reason or "no end recorded" for rank in ranks).most_common()),
+        ends=dict(Counter(rank.end_reason or NO_END for rank in ranks).most_common()),
         source=source,
         ranks_found=compact(numbers),
         ranks_missing=compact(absent(chosen=True)),

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from rich import box
-from rich.console import Console
-from rich.table import Table
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.table import Column, Table
 from rich.text import Text
 
 from ddtrace_pytorch.visible import visible
 
 NOTES = 20
+# Columns that a yielding one keeps, if there is as much in it.
+NARROWEST = 10
+ENDLESS = 1_000_000
 
 
 def line(console: Console, text: str, style: str = "") -> None:
     console.print(Text(visible(text), style=style), soft_wrap=True)
+
+
+def paragraph(console: Console, text: str, style: str = "") -> None:
+    """Several sentences, folded between words: a path stays whole, however long."""
+    for part in textwrap.wrap(visible(text), console.width, break_long_words=False, break_on_hyphens=False):
+        line(console, part, style)
 
 
 def notes(console: Console, told: Sequence[str], rest: str = "") -> None:
@@ -39,6 +51,32 @@ def table(*columns: str, right: tuple[str, ...] = (), yielding: tuple[str, ...] 
             overflow="fold",
         )
     return made
+
+
+class _Whole:
+    """A table that takes more room than there is rather than cut what it says."""
+
+    def __init__(self, drawn: Table) -> None:
+        self._drawn = drawn
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        saved = 0
+        for column in self._drawn.columns:
+            longest = _longest(column)
+            column.min_width = longest if column.no_wrap else min(longest, NARROWEST)
+            saved += longest - column.min_width
+        unfolded = Measurement.get(console, options.update(width=ENDLESS), self._drawn).maximum
+        width = max(options.max_width, unfolded - saved)
+        yield from self._drawn.__rich_console__(console, options.update(width=width))
+
+
+def _longest(column: Column) -> int:
+    return max(cell_len(str(cell)) for cell in (column.header, *column.cells))
+
+
+def show(console: Console, drawn: Table) -> None:
+    """Print a table, all of it: where even its folded columns don't fit, it goes over the edge."""
+    console.print(_Whole(drawn), crop=False)
 
 
 def row(into: Table, *cells: str, style: str = "") -> None:

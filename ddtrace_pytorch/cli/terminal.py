@@ -8,8 +8,8 @@ from typing import TextIO
 
 from rich.console import Console
 
-# Columns of what is piped: wide enough that no table has to fold.
-PIPED = 200
+# Columns of what is piped: what a log, or a ticket, shows without scrolling.
+PIPED = 120
 
 
 def standard_output() -> Console:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections import Counter
 
 import click
 from rich.console import Console
 
+from ddtrace_pytorch import settings
 from ddtrace_pytorch.cli.choice import (
     NotThere,
     attempt_option,
@@ -21,8 +23,11 @@ from ddtrace_pytorch.cli.progress import progress_bar
 from ddtrace_pytorch.cli.summary import compact
 from ddtrace_pytorch.cli.tables import line, notes, size, span
 from ddtrace_pytorch.cli.terminal import console_on
+from ddtrace_pytorch.cli.which_job import suspected
 from ddtrace_pytorch.runlog.reader import RankLog, size_of
 from ddtrace_pytorch.settings import BadValue, rank_choice
+from ddtrace_pytorch.stalls import places
+from ddtrace_pytorch.stalls.recovery import left
 from ddtrace_pytorch.timeline import pftrace
 from ddtrace_pytorch.timeline.attempts import attempts_of
 from ddtrace_pytorch.timeline.chrome import Chrome
@@ -105,6 +110,10 @@ def timeline_command(
         except NoSuchSteps as error:
             raise NotThere(f"no such steps in job {chosen}: {error}") from None
     line(console, f"Job {chosen}" + (f", attempt {meant[0].number}" if len(meant) == 1 else ""), style="bold")
+    if job is None:
+        other = suspected(left(places.roots(settings.load().state_dir)), found, chosen, None, time.time_ns())
+        if other is not None:
+            line(console, other, style="yellow")
     _render(told, console)
     unread = (note for log in found.logs if log.damaged for note in log.notes)
     # Each log is read several times.

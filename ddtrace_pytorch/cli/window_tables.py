@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from ddtrace_pytorch.cli.tables import line, row, span, table
+from ddtrace_pytorch.cli.tables import line, row, show, span, table
 from ddtrace_pytorch.cli.windows import Late, Windows
 
 RANK_ROWS = 16
@@ -43,7 +43,7 @@ def render_windows(windows: Windows, kind: Kind, console: Console) -> None:
             drawn, str(one.rank), f"{one.windows:,}", *(figures if one.windows else ("–",) * len(figures)),
             f"{name} ({span(one.top_ms)})" if name else "",
         )  # fmt: skip
-    console.print(drawn)
+    show(console, drawn)
     if len(windows.ranks) > RANK_ROWS:
         line(console, f"… {len(windows.ranks) - RANK_ROWS:,} more ranks (--json lists all)")
     without: dict[str, int] = {}

@@ -54,6 +54,11 @@ class RankLog:
     damaged: bool = False  # nothing in it could be read
 
     @property
+    def began(self) -> int:
+        """When, in ns since the epoch; 0 where it doesn't say."""
+        return integer(self.identity, "ts") or 0
+
+    @property
     def source(self) -> str:
         """What the process was for."""
         return text(self.identity, "source") or TRAINER

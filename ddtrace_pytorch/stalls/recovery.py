@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ddtrace_pytorch.stalls import last_words, places, state_file
-from ddtrace_pytorch.stalls.last_words import Identity, LastWords
+from ddtrace_pytorch.stalls.last_words import LastWords
 from ddtrace_pytorch.stalls.state_file import LOCK, STATE, Alive, Taken, claim
 
 
@@ -50,9 +50,17 @@ def recover(
             yield Found(words, _settle(lock, words, tell, forget))
 
 
-def left(roots: Sequence[str]) -> list[Identity]:
-    """Whose states there are, of ranks that live and of dead ones that were not told of: nothing is claimed or told."""
-    return [words.identity for lock in _locks(roots) if (words := _read(lock)) is not None and not words.told]
+def left(roots: Sequence[str]) -> list[Found]:
+    """What there is of ranks that live, and of dead ones that are untold: nothing is claimed, told or cleared away."""
+    found = []
+    for lock in _locks(roots):
+        # Before the words are read: a rank that dies in between has left some that are whole.
+        alive = state_file.is_alive(lock)
+        words = _read(lock)
+        if words is not None and not words.told:
+            dead = Fate.ELSEWHERE if not _is_here(words) else Fate.UNTOLD
+            found.append(Found(words, Fate.ALIVE if alive else dead))
+    return found
 
 
 def look(roots: Sequence[str], job: str, incarnation: str) -> Iterator[tuple[LastWords, bool]]:

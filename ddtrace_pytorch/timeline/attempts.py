@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ddtrace_pytorch.runlog.fields import integer
 from ddtrace_pytorch.runlog.reader import RankLog, read
 
 # What says that a process was there, about as long as it was.
@@ -31,13 +30,13 @@ def attempts_of(logs: Sequence[RankLog]) -> list[Attempt]:
     ranks: dict[str, list[RankLog]] = {}
     for log in trainers:
         ranks.setdefault(log.incarnation, []).append(log)
-    in_time = sorted(ranks.values(), key=lambda those: min(map(_began, those)))
-    begun = [min(map(_began, those)) for those in in_time]
+    in_time = sorted(ranks.values(), key=lambda those: min(log.began for log in those))
+    begun = [min(log.began for log in those) for those in in_time]
 
     inside = {id(log) for log in trainers}
     others = [log for log in logs if id(log) not in inside]
     for log in others:
-        first, last = _began(log), max((record["ts"] for record in read(log, SIGNS)), default=0)
+        first, last = log.began, max((record["ts"] for record in read(log, SIGNS)), default=0)
         for at, those in enumerate(in_time):
             since = begun[at] if at else min(first, begun[0])
             until = begun[at + 1] if at + 1 < len(begun) else max(first, last)
@@ -45,7 +44,3 @@ def attempts_of(logs: Sequence[RankLog]) -> list[Attempt]:
             if same or (first <= until and last >= since):
                 those.append(log)
     return [Attempt(number, those[0].incarnation, those) for number, those in enumerate(in_time, 1)]
-
-
-def _began(log: RankLog) -> int:
-    return integer(log.identity, "ts") or 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from harness.dead import leave_last_words
+from harness.dead import leave_last_words, live
 from harness.disk import fill, small_disk
 from harness.story import at, beats
 
@@ -79,13 +79,57 @@ def test_a_directory_means_the_jobs_whose_logs_are_in_it(here: Here, tmp_path: P
     assert again.exit_code == 0
     assert f"No rank of a job in {tmp_path / 'moved'} has left anything behind here" in again.output
 
-    everything = here.recover()
+    everything = here.recover("--all")
     assert (everything.exit_code, here.left()) == (1, {"old"}), everything.output
     assert "1 not told" in everything.output
     assert "--forget" in everything.output
     assert here.added() == {
         f"{logs}/{job}/aaa/rank-00001.seg-00001.jsonl" for logs, job in (("moved", "night"), ("others", "other"))
     }
+
+
+def test_of_several_jobs_none_is_taken_until_one_is_named(here: Here, tmp_path: Path) -> None:
+    here.job_dies("night", tmp_path / "logs")
+    here.job_dies("day", None)
+    alive = live(here.state, 0, tmp_path / "logs", job="night")
+    other = live(here.state, 0, tmp_path / "logs", job="evening")
+    try:
+        for option in ((), ("--forget",)):
+            result = here.recover(*option)
+            assert (result.exit_code, here.left()) == (2, {"night", "day", "evening"}), result.output
+            assert here.added() == set()
+            rows = {row[0]: row[1:] for line in result.stdout.splitlines() if (row := line.split())}
+            assert rows["night"] == ["aaa", "1", "1", *rows["night"][3:5], str(tmp_path / "logs" / "night")]
+            assert rows["day"] == ["aaa", "1", "0", *rows["day"][3:5], "none", "found"]
+            assert "evening" not in rows, "there is nothing to tell of it"
+            assert "2 jobs" in result.stderr
+            assert "--job ID" in result.stderr
+            assert "--all" in result.stderr
+        assert here.recover("--job", "day", "--forget").exit_code == 0
+        one = here.recover()
+        assert (one.exit_code, here.left()) == (0, {"night", "evening"}), "only one is left to be told of"
+        assert here.added() == {"logs/night/aaa/rank-00001.seg-00001.jsonl"}
+        assert "A rank of another job has a state here, too" in one.output
+        nothing = here.recover()
+        assert (nothing.exit_code, nothing.output.count("lives"), here.left()) == (0, 2, {"night", "evening"})
+    finally:
+        alive.remove()
+        other.remove()
+
+
+def test_all_attempts_of_the_one_job_are_taken(here: Here, tmp_path: Path) -> None:
+    here.job_dies("night", tmp_path / "logs")
+    leave_last_words(here.state, 2, tmp_path / "logs", pid=102, job="night", incarnation="bbb")
+    result = here.recover("--forget")
+    assert (result.exit_code, here.left()) == (0, set()), result.output
+
+
+@pytest.mark.parametrize("named", [("--job", "night"), (".",)])
+def test_all_and_one_of_them_is_a_contradiction(here: Here, tmp_path: Path, named: tuple[str, ...]) -> None:
+    here.job_dies("night", tmp_path / "logs")
+    result = here.recover("--all", *named)
+    assert (result.exit_code, here.left()) == (2, {"night"})
+    assert "--all" in result.stderr
 
 
 def test_a_job_is_meant_by_the_beginning_of_its_id(here: Here, tmp_path: Path) -> None:
@@ -109,7 +153,7 @@ def test_what_nobody_takes_is_forgotten_where_that_is_asked_for(here: Here, tmp_
     forgotten = here.recover("--forget", "--job", "old")
     assert (forgotten.exit_code, here.left()) == (0, {"older", "night"}), forgotten.output
     assert "forgotten" in forgotten.output
-    everything = here.recover("--forget")
+    everything = here.recover("--forget", "--all")
     assert (everything.exit_code, here.left()) == (0, set())
     assert len(here.added()) == 1, "what somebody takes is told all the same"
     assert "No rank has left anything behind here" in here.recover().output

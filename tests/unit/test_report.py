@@ -74,7 +74,9 @@ def write_rank(root, rank, *, job="4242", incarnation="aaa", start=T0, end="dest
 
 
 def run(*args):
-    return CliRunner().invoke(cli, ["report", *map(str, args)], env={"COLUMNS": "80"})
+    return CliRunner().invoke(
+        cli, ["report", *map(str, args)], env={"COLUMNS": "80", "DD_PYTORCH_STATE_DIR": "/nonexistent"}
+    )
 
 
 def report(*args):
@@ -145,7 +147,7 @@ def test_the_keys_of_the_json_are_the_documented_ones(tmp_path):
     write_rank(tmp_path, 0, device=gpu("GPU-1"))
     data = report(tmp_path)
     (attempt,) = data["attempts"]
-    assert list(data) == ["directory", "jobs", "job", "starts", "attempts", "notes"]
+    assert list(data) == ["directory", "jobs", "job", "suspected", "starts", "attempts", "notes"]
     assert list(data["starts"][0]) == START_KEYS.split()
     assert list(attempt) == ATTEMPT_KEYS.split()
     assert list(attempt["gpus"][0]) == ["host", "uuid", "name", "ranks"]

@@ -99,7 +99,8 @@ def single(ms: float, key: int = 1, operation: str = "all_reduce", **tags: str) 
 
 
 def run(place: Path, *options: str) -> str:
-    result = CliRunner().invoke(cli, ["report", str(place), *options], env={"COLUMNS": "80"})
+    alone = {"COLUMNS": "80", "DD_PYTORCH_STATE_DIR": "/nonexistent"}
+    result = CliRunner().invoke(cli, ["report", str(place), *options], env=alone)
     assert result.exit_code == 0, result.output
     assert result.exception is None
     return result.stdout

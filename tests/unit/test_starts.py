@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from ddtrace_pytorch.cli.starts import NEAR_NS, join
+from ddtrace_pytorch.cli.main import cli
+from ddtrace_pytorch.cli.starts import NEAR_NS, in_order, join
 from ddtrace_pytorch.runlog.reader import RankLog
+from ddtrace_pytorch.runlog.schema import encode
 
 pytestmark = pytest.mark.once
 
@@ -67,3 +72,35 @@ def test_without_a_count_nothing_is_joined(more: dict[str, Any]) -> None:
 def test_whole_starts_are_never_joined() -> None:
     found = [log(0, "a"), log(1, "a"), log(2, "b"), log(3, "b")]
     assert join(found) == []
+
+
+def test_what_runs_beside_the_training_comes_last_and_what_began_at_once_by_its_name() -> None:
+    logs = [
+        log(0, "d", 9, source="reward"), log(0, "e", 1, source="rollout"), log(1, "c", 7), log(0, "b", 7),
+        log(0, "c", 8), log(0, "a", 8), log(0, "beside", 0, source="rollout"), log(1, "beside", 5),
+    ]  # fmt: skip
+    told = in_order(logs)
+    assert [start.incarnation for start in told.training] == ["beside", "b", "c", "a"]
+    assert [start.incarnation for start in told.beside] == ["e", "d"]
+    assert [one.rank for one in told.training[2].logs] == [1, 0]
+
+
+@pytest.mark.parametrize("apart", [0, 5])
+def test_all_commands_number_the_attempts_alike(tmp_path: Path, apart: int) -> None:
+    """Also where a rank's span has begun before its log."""
+    for number, incarnation in enumerate(("bbb", "aaa", "beside")):
+        source = "rollout" if incarnation == "beside" else "trainer"
+        identity = {
+            "type": "identity", "ts": 100 + apart * number, "schema": 1, "rank": 0, "world_size": 1, "host": "h",
+            "source": source, "job": {"id": "7", "incarnation": incarnation},
+        }  # fmt: skip
+        span = {"type": "span", "ts": 200, "name": "pytorch.rank", "span_id": "1", "start": 90 - 10 * number}
+        folder = tmp_path / "7" / incarnation
+        folder.mkdir(parents=True)
+        (folder / "rank-00000.jsonl").write_bytes(encode(identity) + encode(span))
+
+    def numbered(command: str) -> list[str]:
+        told = json.loads(CliRunner().invoke(cli, [command, str(tmp_path), "--attempt", "all", "--json"]).stdout)
+        return [one["incarnation"] for one in told["attempts"]]
+
+    assert numbered("report") == numbered("diagnose") == [*(("bbb", "aaa") if apart else ("aaa", "bbb")), "beside"]

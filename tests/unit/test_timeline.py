@@ -39,6 +39,10 @@ def identity(rank: int = 0, **more: Any) -> Record:
     }  # fmt: skip
 
 
+# What other jobs left on this machine is of no concern here.
+ALONE = {"COLUMNS": "300", "DD_PYTORCH_STATE_DIR": "/nonexistent"}
+
+
 def step(number: int, seconds: float = 1.0, **more: Any) -> Record:
     begin = at(number)
     return {
@@ -78,9 +82,7 @@ def write(root: Path, records: Iterable[Record], rank: int = 0, **who: Any) -> P
 
 
 def run(root: Path, *args: object) -> Result:
-    return CliRunner().invoke(
-        cli, ["timeline", str(root), "-o", str(root / "out.json"), *map(str, args)], env={"COLUMNS": "300"}
-    )
+    return CliRunner().invoke(cli, ["timeline", str(root), "-o", str(root / "out.json"), *map(str, args)], env=ALONE)
 
 
 def timeline(root: Path, *args: object) -> list[Event]:
@@ -474,9 +476,8 @@ def test_several_processes_draw_the_same_as_one(tmp_path: Path, options: tuple[s
     alone = run(tmp_path, *options).stdout
     expected = out.read_bytes()
     out.unlink()
-    env = {**os.environ, "COLUMNS": "300"}
     command = [sys.executable, "-c", MANY_PROCESSES, "timeline", str(tmp_path), "-o", str(out), *options]
-    together = subprocess.run(command, capture_output=True, text=True, env=env, check=True)
+    together = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **ALONE}, check=True)
     assert together.stdout == alone
     assert "skipped 1 damaged line" in alone
     assert out.read_bytes() == expected

@@ -345,8 +345,8 @@ def test_a_link_is_no_request(tmp_path: Path) -> None:
 
 
 def test_a_window_is_asked_for_where_all_ranks_hear_of_it_in_time() -> None:
-    assert first_step([Pace(100, 0.01, 0), Pace(101, 0.01, 0)]) == 101 + 2 + 1 + 1
-    assert first_step([Pace(100, 20.0, 0), Pace(90, 10.0, 0)]) == 100 + 2 + 1 + 100
+    assert first_step([Pace(100, 0.01), Pace(101, 0.01)]) == 101 + 2 + 1 + 1
+    assert first_step([Pace(100, 20.0), Pace(90, 10.0)]) == 100 + 2 + 1 + 100
 
 
 def test_the_first_very_slow_step_that_is_not_profiled_has_a_window_soon() -> None:
