@@ -54,6 +54,7 @@ class Lifecycle:
         self._before: Before | None = None
         self._recorder: Recorder | None = None
         self._ended: Session | None = None
+        self._of_parent: tuple[Session | None, ...] = ()
         self._groups = 0
         self._generated_id: str | None = None
         self._lock = threading.Lock()
@@ -166,6 +167,8 @@ class Lifecycle:
         """The child has no session, whatever its parent has; it may open one of its own."""
         session, self.current = self.current, None
         heard = session is None and self._ended is None
+        # Kept: what they have open, a store's connection or what waits to be written, is not the child's to close.
+        self._of_parent += (session, self._ended)
         self._ended = None
         self._lock = threading.Lock()
         self._opening = threading.Lock()

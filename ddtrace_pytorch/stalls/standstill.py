@@ -20,7 +20,6 @@ from ddtrace_pytorch.stalls.unsaid import is_seen_in_part, may_change
 from ddtrace_pytorch.stalls.verdict import Verdict, Where, judge
 from ddtrace_pytorch.stalls.watch import SECOND, Over, Pending, Stalled, Watch
 from ddtrace_pytorch.threads import leave_signals_to_others
-from ddtrace_pytorch.weakly import weakly
 
 # Between a collective that raised and the question why: the others need a beat to have written where they are.
 AFTER_ERROR_SECONDS = 1.2
@@ -94,13 +93,16 @@ class Standstill:
         self._written = threading.Event()
         self._leaving = threading.Event()
         self._turn_held: socket.socket | None = None
-        self._thread = threading.Thread(target=weakly(self._run), name="ddtrace_pytorch.standstill", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def begin(self, mates: Mates, place: str) -> None:
         """The ranks of this host leave their states where `mates` reads them; `place` is what only they have in
         common."""
         self._mates = mates
         self._place = place
+        # With a method of the outlet's, which may be given as a proxy: it is there for as long as this runs.
+        keep = self._outlet.keep
+        self._thread = threading.Thread(target=self._run, args=(keep,), name="ddtrace_pytorch.standstill", daemon=True)
         self._thread.start()
 
     def know(self, call: Callable[[], Roll | None], hosts: Mapping[int, str], store_host: str | None) -> None:
@@ -140,7 +142,7 @@ class Standstill:
         What is to be written is written on our own thread: a signal's handler may come over this one, and wait for the
         Pulse, which would wait for whatever lock this one had.
         """
-        if not self._thread.is_alive() or self._leaving.is_set():
+        if self._thread is None or not self._thread.is_alive() or self._leaving.is_set():
             return
         if self._seconds and self._failed_at is None:
             self._failed_at = time.monotonic()
@@ -153,7 +155,7 @@ class Standstill:
         """Be done; where a collective raised, say first who was the reason. At most `timeout` seconds."""
         self._leaving.set()
         self._wanted.set()
-        if self._thread.ident is not None:
+        if self._thread is not None:
             self._thread.join(timeout)
 
     def abandon(self) -> None:
@@ -161,7 +163,7 @@ class Standstill:
         if self._turn_held is not None:
             self._turn_held.close()
 
-    def _run(self) -> None:
+    def _run(self, keep: Callable[[], None]) -> None:
         leave_signals_to_others()
         while not self._leaving.is_set() or self._failed_at is not None:
             self._wanted.wait()
@@ -176,7 +178,7 @@ class Standstill:
             if self._failed_at is not None:
                 ask_at = self._failed_at + AFTER_ERROR_SECONDS
                 if not self._leaving.wait(max(0.0, ask_at - WRITTEN_BEFORE_SECONDS - time.monotonic())):
-                    safely("keep what became of a collective that raised")(self._outlet.keep)()
+                    safely("keep what became of a collective that raised")(keep)()
                 self._leaving.wait(max(0.0, ask_at - time.monotonic()))
                 self._ask_why(())
                 self._failed_at = None
