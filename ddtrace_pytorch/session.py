@@ -49,6 +49,7 @@ from ddtrace_pytorch.settings import Settings
 from ddtrace_pytorch.spans import End, Fact
 from ddtrace_pytorch.stalls import places
 from ddtrace_pytorch.stalls.last_words import Identity
+from ddtrace_pytorch.stalls.pace import Pace
 from ddtrace_pytorch.termination import Handler
 from ddtrace_pytorch.threads import leave_signals_to_others, on_main_thread
 from ddtrace_pytorch.training.checkpoint_spans import Checkpoints
@@ -201,6 +202,7 @@ class Session:
         self._beats = 0
         self._signals_kept_at = 0
         self._terminated = False
+        self._interrupted: Pace | None = None
         self._closing = threading.Lock()
         self._closed = False
 
@@ -257,6 +259,8 @@ class Session:
         self._pulse.stop(before_export.left())
         if self._terminated and end.error is None:
             end = End("signal:SIGTERM")
+        elif self._interrupted is not None and end.error is None and not self._pace().went_on_since(self._interrupted):
+            end = End("signal:SIGINT")
         self._close_collectives(before_export)
         if self._records is not None:
             self._records.gather(before_export)
@@ -552,9 +556,19 @@ class Session:
     def snapshot(self) -> None:
         self._exporter.put_span(self.span.snapshot(self._clock.now()), logged=False)
 
+    def _pace(self) -> Pace:
+        return Pace(self._training.count, self._collectives.calls() if self._collectives is not None else 0)
+
     def _on_signals(self, heard: bytes) -> None:
-        if signal.SIGTERM not in heard:
-            return
+        if signal.SIGTERM in heard:
+            self._terminate()
+        elif signal.SIGINT in heard and not self._closed:
+            # Python says at its end neither what `sys.exit` was called with nor by whom.
+            self._interrupted = self._pace()
+            self._lookout.told_to_end(ends=False)
+            self._exporter.wake()
+
+    def _terminate(self) -> None:
         self._terminated = True
         if self._handler.nobody_else_wants_it():
             self._farewell()
@@ -569,7 +583,8 @@ class Session:
             self._records.gather(Deadline(0))
         if self._collectives is not None:
             self._collectives.farewell()
-        self._lookout.told_to_end(ends=interrupted)
+        if not self._closed:  # what already ends by itself doesn't end because of the signal
+            self._lookout.told_to_end(ends=interrupted)
         self._training.farewell(interrupted)
         if self._records is not None:
             self._records.summarise()
