@@ -66,9 +66,11 @@ FIRST_SNAPSHOT_SECONDS = 10.0
 # For all of a close, and for what is sent between a SIGTERM and its being raised again.
 CLOSE_SECONDS = 2.0
 FAREWELL_SECONDS = 1.8
-# Of a close: for the thread that may be waiting in the store. A store whose host is frozen never answers.
+# Of a close: for the Pulse, to hear what has come.
+CATCH_UP_SECONDS = 0.2
+# And for the thread that may be waiting in the store. A store whose host is frozen never answers.
 STORE_SECONDS = 0.8
-# And what the others leave for sending and writing it all.
+# And what these leave for sending and writing it all.
 EXPORT_SECONDS = 0.5
 
 
@@ -238,6 +240,8 @@ class Session:
         All that is waited for shares :data:`CLOSE_SECONDS`, with what :meth:`group_going` took of them.
         """
         deadline = Deadline(CLOSE_SECONDS - self._spent_going)
+        # What ends the process may be the handler of a signal that the Pulse is about to hear.
+        self._pulse.catch_up(deadline.left(CATCH_UP_SECONDS))
         with self._closing:
             if self._closed:
                 return
