@@ -4,9 +4,9 @@ The member of a group that waits least for the others has, in its time in collec
 of groups that are alike (one label, one size: the ``tp`` groups of a mesh, say) the one whose *least* time a call is
 long is slow in communication, and its ranks make everybody wait who waits for them elsewhere.
 
-The mean of a few calls differs by chance alone, and one call can be longer than all others together. So the longest call
-of each is left out, and what two groups differ by has to be several times what their means may be off by: that goes with
-the square root of the number of calls.
+The mean of a few calls differs by chance alone, and one call can be longer than all others together. So the longest
+call of each is left out, and what two groups differ by has to be several times what their means may be off by: that is
+the less, the more calls there are.
 
 The field names of :class:`SlowGroup` are keys of ``report --json`` (adding is free, renaming needs a release note).
 """
@@ -27,8 +27,8 @@ APART = 4
 
 
 class Talk(NamedTuple):
-    """One group: `ms` in collectives, and calls, of the member that waits least a call, without its longest; and the sum
-    of the squares of these calls, or more."""
+    """One group: `ms` in collectives, and calls, of the member that waits least a call, without its longest; and the
+    sum of the squares of these calls, or more."""
 
     label: str
     name: str
@@ -51,8 +51,8 @@ class Talk(NamedTuple):
 
 @dataclass
 class SlowGroup:
-    """`call_ms`: of the member that waits least, without its longest call; `usual_ms`: the median of the groups like it, of which there are
-    `alike`. `lost_s`: what the group took longer than usual in all."""
+    """`call_ms`: of the member that waits least, without its longest call; `usual_ms`: the median of the groups like it,
+    of which there are `alike`. `lost_s`: what the group took longer than usual in all."""
 
     group: str
     name: str

@@ -15,9 +15,9 @@ first step and those before it, in which groups connect and everything is still 
 One call can be longer than all others together. So who is *the* late rank is told without the one longest wait that
 each is the reason of.
 
-Of ranks that are all alike one is the late one of the calls there are, too. Whether a rank is late is told by how often
-it was the last, which doesn't depend on how much times vary: each of *n* equal ranks is the last in one call of *n*, and
-how likely it is that by chance one of them is it much more often, is known.
+Of ranks that are all alike, one is the late one of the calls there are, too. Whether a rank is late is told by how often
+it was the last, which doesn't depend on how much times vary: each of *n* equal ranks is that in one call of *n*, and how
+likely it is that one of them is it much more often, by chance, is known.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Stragglers:
 
     `late_rank` is the one that made the others wait longest, null if nobody waited; `late_share` its part of all that
     waiting; both without the longest wait that each rank is the reason of, where there are others. `late_by_chance`: at
-    most how likely it is that one of equal ranks would be the last in as many of the calls. `first_step_calls` are left out. `unmatched` counts records of calls that were not joined, because another rank has none of the same
-    call.
+    most how likely it is that one of equal ranks is the last in as many of the calls. `first_step_calls` are left out.
+    `unmatched` counts records of calls that were not joined, because another rank has none of the same call.
     """
 
     group: str

@@ -58,8 +58,8 @@ class Spent(NamedTuple):
 @dataclass
 class History:
     """One rank's. `last`: its last sign of life, ns; `life`: as its host tells, if it was asked; `thrown`: where the
-    exception was raised that it ended by, innermost frame first; `heard`: when a signal told it to end, ns, if it did not
-    go on training after that."""
+    exception was raised that it ended by, innermost frame first; `heard`: when a signal told it to end, ns, if it did
+    not go on training after that."""
 
     rank: int
     identity: Mapping[str, Any]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -359,6 +360,49 @@ def test_where_ranks_wait_unseen_the_report_says_what_it_cannot_tell(tmp_path: P
         steps = ({"type": "step", "ts": T0, "step": n, "start": T0, "duration": SECOND // 10} for n in range(1, 21))
         write(tmp_path, rank, *steps, unseen(launched, 0, **{"collective.recorded_as": "all_reduce"}))
     assert ("Ranks also wait for each other in collectives that torch issues" in run(tmp_path)) is (launched == 40)
+
+
+def training(launched: int, seen: int) -> list[dict[str, Any]]:
+    """20 steps of 100 ms, of which 10 ms went into collectives that were timed."""
+    metrics = {"collective_ns": SECOND // 100}
+    steps = [
+        {"type": "step", "ts": T0, "step": n, "start": T0, "duration": SECOND // 10, "metrics": metrics}
+        for n in range(1, 21)
+    ]
+    timed = summary(times_ms=(10.0,) * seen, metrics=counts(launched, seen))
+    return [*steps, timed, unseen(launched, seen, **{"collective.recorded_as": "all_reduce"})]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_nobody_timed_is_not_called_compute(tmp_path: Path, ranks: int) -> None:
+    """As of DistributedDataParallel, whose all_reduces no function of Python's issues; one rank's log is enough."""
+    for rank in range(ranks):
+        write(tmp_path, rank, *training(60, 20))
+    assert attempt(tmp_path)["steps"]["untimed"] == {"calls": 40 * ranks, "of": 60 * ranks}
+    shown = run(tmp_path)
+    assert "communication at least 10%, optimizer 0%, compute at most 90%" in shown
+    assert re.search(r"^ +0 +20 .* 0% +≥10% +0% +≤90%$", shown, re.MULTILINE)
+    assert "Of 60 collectives of a rank nobody timed 40, which torch issued by itself" in shown
+
+
+@pytest.mark.parametrize("launched", [20, 24])
+def test_where_communication_was_timed_its_share_is_told_as_it_is(tmp_path: Path, launched: int) -> None:
+    """Four that were not are those of the start."""
+    for rank in (0, 1):
+        write(tmp_path, rank, *training(launched, 20))
+    assert attempt(tmp_path)["steps"]["untimed"] is None
+    shown = run(tmp_path)
+    assert "communication 10%, optimizer 0%, compute 90%" in shown
+    assert "nobody timed" not in shown
+
+
+def test_where_collectives_were_not_counted_their_share_is_not_known(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        steps = training(20, 20)[:20]
+        write(tmp_path, rank, *steps, {"type": "identity", "ts": T0, "collectives": "off"})
+    shown = run(tmp_path)
+    assert "communication at least 10%, optimizer 0%, compute at most 90%" in shown
+    assert "What collectives took is part of compute" in shown
 
 
 @pytest.mark.parametrize(("many", "enough"), [(2, False), (19, False), (21, True)])

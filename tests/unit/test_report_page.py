@@ -285,7 +285,7 @@ def talk(name: str, ms: float, calls: int = 100, ranks: tuple[int, ...] = (0, 1)
     ids=[
         "one", "of three", "hardly", "alone", "not all told", "not worth it", "silent",
         "few calls", "calls enough", "by chance", "beyond chance",
-    ],  # fmt: skip
+    ],
 )
 def test_which_groups_talk_slowly(groups: list[Talk], slow: list[str]) -> None:
     assert [one.name for one in slow_among(groups, 10.0)] == slow
