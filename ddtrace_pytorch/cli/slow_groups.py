@@ -51,8 +51,8 @@ class Talk(NamedTuple):
 
 @dataclass
 class SlowGroup:
-    """`call_ms`: of the member that waits least, without its longest call; `usual_ms`: the median of the groups like it,
-    of which there are `alike`. `lost_s`: what the group took longer than usual in all."""
+    """`call_ms`: of the member that waits least, without its longest call; `usual_ms`: the median of the groups like
+    it, of which there are `alike`. `lost_s`: what the group took longer than usual in all."""
 
     group: str
     name: str

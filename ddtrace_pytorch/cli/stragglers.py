@@ -15,9 +15,9 @@ first step and those before it, in which groups connect and everything is still 
 One call can be longer than all others together. So who is *the* late rank is told without the one longest wait that
 each is the reason of.
 
-Of ranks that are all alike, one is the late one of the calls there are, too. Whether a rank is late is told by how often
-it was the last, which doesn't depend on how much times vary: each of *n* equal ranks is that in one call of *n*, and how
-likely it is that one of them is it much more often, by chance, is known.
+Of ranks that are all alike, one is the late one of the calls there are, too. Whether a rank is late is told by how
+often it was the last, which doesn't depend on how much times vary: each of *n* equal ranks is that in one call of *n*,
+and how likely it is that one of them is it much more often, by chance, is known.
 """
 
 from __future__ import annotations

@@ -198,7 +198,9 @@ class History:
             here = groups.get(name) or next((one for one in known.get(name, ()) if self.rank in one.ranks), None)
             if here is not None:
                 groups[name] = self._brought_up(here)
-        return replace(said, as_of=self.beat, groups=groups)
+        # A beat says neither.
+        seen = (said.as_of, said.step) if said.frames_at is None else (said.frames_at, said.frames_step)
+        return replace(said, as_of=self.beat, groups=groups, step=None, frames_at=seen[0], frames_step=seen[1])
 
     def _brought_up(self, here: GroupState) -> GroupState:
         entered, completed, operation, since = self._position(here.name)

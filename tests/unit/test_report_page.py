@@ -283,8 +283,17 @@ def talk(name: str, ms: float, calls: int = 100, ranks: tuple[int, ...] = (0, 1)
         ([talk("a", 1, spread=1), talk("b", 2.1, spread=1)], ["b"]),
     ],
     ids=[
-        "one", "of three", "hardly", "alone", "not all told", "not worth it", "silent",
-        "few calls", "calls enough", "by chance", "beyond chance",
+        "one",
+        "of three",
+        "hardly",
+        "alone",
+        "not all told",
+        "not worth it",
+        "silent",
+        "few calls",
+        "calls enough",
+        "by chance",
+        "beyond chance",
     ],
 )
 def test_which_groups_talk_slowly(groups: list[Talk], slow: list[str]) -> None:

@@ -118,7 +118,7 @@ def test_how_likely_chance_makes_a_rank_the_last_so_often_is_never_told_too_low(
     last_in = data.draw(st.integers(0, calls))
     told = by_chance(last_in, calls, ranks)
     assert told >= min(1.0, ranks * exactly(last_in, calls, ranks)) * (1 - 1e-9)
-    assert told == pytest.approx(min(1.0, ranks**(1 - calls))) or last_in < calls, "of all calls it is known exactly"
+    assert told == pytest.approx(min(1.0, ranks ** (1 - calls))) or last_in < calls, "of all calls it is known exactly"
 
 
 TIMES_MS = st.floats(0.01, 10_000)
