@@ -46,6 +46,7 @@ class Pulse:
         self._pipe = pipe
         self._on_signals = safely("handle a signal")(on_signals)
         self._stopped = False
+        self._asked: threading.Event | None = None
         self._thread = threading.Thread(target=self._run, name="ddtrace_pytorch.pulse", daemon=True)
 
     def start(self) -> None:
@@ -58,6 +59,14 @@ class Pulse:
             one.due = due
             self._pipe.poke()
 
+    def catch_up(self, timeout: float) -> None:
+        """Wait until the signals that came before this call were passed on, at most `timeout` seconds. One call at a
+        time, and not on the Pulse itself."""
+        if self._thread.is_alive():
+            asked = self._asked = threading.Event()
+            self._pipe.poke()
+            asked.wait(timeout)
+
     def stop(self, timeout: float) -> None:
         """End the thread and wait for it; called on the Pulse itself, it only ends it."""
         self._stopped = True
@@ -68,10 +77,15 @@ class Pulse:
     def _run(self) -> None:
         leave_signals_to_others()
         while not self._stopped:
+            # Before the reading: who asks after that asks of what may come after it.
+            asked = self._asked
             next_due = min(one.due for one in self._tasks)
-            heard = self._pipe.wait(max(0.0, next_due - time.monotonic()))
+            heard = self._pipe.wait(0.0 if asked is not None else max(0.0, next_due - time.monotonic()))
             if heard:
                 self._on_signals(heard)
+            if asked is not None:
+                self._asked = None
+                asked.set()
             if self._stopped:
                 return
             now = time.monotonic()

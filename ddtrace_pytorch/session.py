@@ -49,6 +49,7 @@ from ddtrace_pytorch.settings import Settings
 from ddtrace_pytorch.spans import End, Fact
 from ddtrace_pytorch.stalls import places
 from ddtrace_pytorch.stalls.last_words import Identity
+from ddtrace_pytorch.stalls.pace import Pace
 from ddtrace_pytorch.termination import Handler
 from ddtrace_pytorch.threads import leave_signals_to_others, on_main_thread
 from ddtrace_pytorch.training.checkpoint_spans import Checkpoints
@@ -66,9 +67,11 @@ FIRST_SNAPSHOT_SECONDS = 10.0
 # For all of a close, and for what is sent between a SIGTERM and its being raised again.
 CLOSE_SECONDS = 2.0
 FAREWELL_SECONDS = 1.8
-# Of a close: for the thread that may be waiting in the store. A store whose host is frozen never answers.
+# Of a close: for the Pulse, to hear what has come.
+CATCH_UP_SECONDS = 0.2
+# And for the thread that may be waiting in the store. A store whose host is frozen never answers.
 STORE_SECONDS = 0.8
-# And what the others leave for sending and writing it all.
+# And what these leave for sending and writing it all.
 EXPORT_SECONDS = 0.5
 
 
@@ -204,6 +207,7 @@ class Session:
         self._beats = 0
         self._signals_kept_at = 0
         self._terminated = False
+        self._interrupted: Pace | None = None
         self._closing = threading.Lock()
         self._closed = False
 
@@ -239,6 +243,8 @@ class Session:
         All that is waited for shares :data:`CLOSE_SECONDS`, with what :meth:`group_going` took of them.
         """
         deadline = Deadline(CLOSE_SECONDS - self._spent_going)
+        # What ends the process may be the handler of a signal that the Pulse is about to hear.
+        self._pulse.catch_up(deadline.left(CATCH_UP_SECONDS))
         with self._closing:
             if self._closed:
                 return
@@ -260,6 +266,8 @@ class Session:
         self._pulse.stop(before_export.left())
         if self._terminated and end.error is None:
             end = End("signal:SIGTERM")
+        elif self._interrupted is not None and end.error is None and not self._pace().went_on_since(self._interrupted):
+            end = End("signal:SIGINT")
         self._close_collectives(before_export)
         if self._records is not None:
             self._records.gather(before_export)
@@ -561,9 +569,19 @@ class Session:
     def snapshot(self) -> None:
         self._exporter.put_span(self.span.snapshot(self._clock.now()), logged=False)
 
+    def _pace(self) -> Pace:
+        return Pace(self._training.count, self._collectives.calls() if self._collectives is not None else 0)
+
     def _on_signals(self, heard: bytes) -> None:
-        if signal.SIGTERM not in heard:
-            return
+        if signal.SIGTERM in heard:
+            self._terminate()
+        elif signal.SIGINT in heard and not self._closed:
+            # Python says at its end neither what `sys.exit` was called with nor by whom.
+            self._interrupted = self._pace()
+            self._lookout.told_to_end(ends=False)
+            self._exporter.wake()
+
+    def _terminate(self) -> None:
         self._terminated = True
         if self._handler.nobody_else_wants_it():
             self._farewell()
@@ -578,7 +596,8 @@ class Session:
             self._records.gather(Deadline(0))
         if self._collectives is not None:
             self._collectives.farewell()
-        self._lookout.told_to_end(ends=interrupted)
+        if not self._closed:  # what already ends by itself doesn't end because of the signal
+            self._lookout.told_to_end(ends=interrupted)
         self._training.farewell(interrupted)
         if self._records is not None:
             self._records.summarise()

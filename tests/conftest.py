@@ -44,7 +44,7 @@ ONCE = (
     "unit/test_report_collectives.py", "unit/test_report_page.py", "unit/test_report_records.py",
     "unit/test_report_steps.py", "unit/test_report_windows.py", "unit/test_roll_call.py", "unit/test_run_log_docs.py",
     "unit/test_runlog.py", "unit/test_sampler.py", "unit/test_sampling_budget.py", "unit/test_settings.py",
-    "unit/test_settings_matter.py", "unit/test_spans_docs.py",
+    "unit/test_settings_matter.py", "unit/test_slow_groups.py", "unit/test_spans_docs.py",
     "unit/test_standstill.py", "unit/test_state_file.py", "unit/test_stragglers.py", "unit/test_timeline.py",
     "unit/test_timeline_clocks.py", "unit/test_timeline_lanes.py", "unit/test_troubleshooting.py",
     "unit/test_verdict.py", "unit/test_verdict_faults.py", "unit/test_verdict_properties.py", "unit/test_windows.py",

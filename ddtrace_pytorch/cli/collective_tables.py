@@ -24,8 +24,7 @@ RANKS_SHOWN = 8
 WORTH_TELLING = 0.01
 # And this much of a group's waiting has to be because of one rank for a sentence that names it.
 CLEARLY = 2 / 3
-# To be late to fewer calls than this may be chance.
-CALLS_NEEDED = 5
+TOO_FEW = "Too few of them to tell whether any rank is late: this may be chance."
 
 MEANING = "Calls are one rank's, bytes and total the mean of the ranks, mean, p50 and p99 of all calls; GB/s."
 ISSUED = "* time to issue the call; when it was complete isn't known"
@@ -184,6 +183,8 @@ def render_stragglers(attempt: Attempt, console: Console) -> None:
         show(console, drawn)
         if len(ranks) > RANKS_SHOWN:
             line(console, f"… {len(ranks) - RANKS_SHOWN:,} more ranks (--json lists all)")
+        if _points_to_one(one) and not one.are_enough:
+            line(console, TOO_FEW)
     for said in blame(attempt):
         line(console, said, style="red")
 
@@ -216,9 +217,11 @@ def hides_waiting(attempt: Attempt) -> bool:
 
 def is_clear(one: Stragglers, attempt: Attempt) -> bool:
     """Whether there is somebody who the waiting in a group is because of."""
-    if one.late_share is None or one.late_share < CLEARLY or not worth_telling(one, attempt):
-        return False
-    return _late(one).late_calls >= CALLS_NEEDED
+    return _points_to_one(one) and one.are_enough and worth_telling(one, attempt)
+
+
+def _points_to_one(one: Stragglers) -> bool:
+    return one.late_share is not None and one.late_share >= CLEARLY
 
 
 def _sentence(one: Stragglers) -> str:

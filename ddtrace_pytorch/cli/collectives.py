@@ -251,13 +251,16 @@ class _GroupTotals:
 
     def talk(self, name: str) -> Talk:
         """Of all ways to call together: who came last waited least."""
-        spent = [cell.spent for cell in self.cells.values()]
-        ranks = {rank for one in spent for rank in one}
-        sums = [[sum(column) for column in zip(*(one.get(rank, (0.0, 0)) for one in spent), strict=True)]
-                for rank in ranks]  # fmt: skip
-        ms, calls = min(sums, key=lambda one: one[0] / max(one[1], 1), default=(0.0, 0))
+        by_rank: dict[int, Spent] = {}
+        for cell in self.cells.values():
+            for rank, one in cell.spent.items():
+                by_rank[rank] = by_rank.get(rank, NOTHING).and_also(one)
+        spent = (one.without_longest() for one in by_rank.values())
+        least = min(spent, key=lambda one: one.ms / max(one.calls, 1), default=NOTHING)
         size = self.size or len(self.ranks)
-        return Talk(self.label or name, name, size, self.backend, sorted(self.ranks), ms, int(calls))
+        return Talk(
+            self.label or name, name, size, self.backend, sorted(self.ranks), least.ms, least.calls, least.squares
+        )
 
     def time(self) -> float:
         return sum(cell.time for cell in self.cells.values())
@@ -280,13 +283,37 @@ class _GroupTotals:
         )
 
 
+class Spent(NamedTuple):
+    """What calls took one rank until they were complete, in ms; `squares`: the sum of the squares of their times, or
+    more, as they are counted by powers of two."""
+
+    ms: float
+    calls: int
+    squares: float
+    longest: float
+
+    def and_also(self, other: Spent) -> Spent:
+        longest = max(self.longest, other.longest)
+        return Spent(self.ms + other.ms, self.calls + other.calls, self.squares + other.squares, longest)
+
+    def without_longest(self) -> Spent:
+        if self.calls < 2:
+            return NOTHING
+        bound = _bound_ms(round(self.longest * 1e6).bit_length())
+        squares = max(self.squares - bound**2, 0.0)
+        return Spent(max(self.ms - self.longest, 0.0), self.calls - 1, squares, self.longest)
+
+
+NOTHING = Spent(0.0, 0, 0.0, 0.0)
+
+
 class _CellTotals:
     """Sums over the summaries of all ranks; times in ms."""
 
     def __init__(self) -> None:
         self.time = 0.0
-        # By rank: the time that it was held up, in ms, and in how many calls.
-        self.spent: dict[int, tuple[float, int]] = {}
+        # By rank, where times are those of the whole collective.
+        self.spent: dict[int, Spent] = {}
         self._calls: dict[int, int] = {}
         self._bytes = self._errors = self._waits = 0
         self._waited = 0.0
@@ -308,13 +335,14 @@ class _CellTotals:
         self._waited += number(metrics, "collective.wait_ms.total") or 0.0
         self.time += number(metrics, "collective.time_ms.total") or 0.0
         self._sources.add(text(tags, "collective.time_source"))
-        if text(tags, "collective.time_source") != "none":
-            ms, calls = self.spent.get(rank, (0.0, 0))
-            ms += sum(number(metrics, f"collective.{one}_ms.total") or 0.0 for one in ("time", "wait"))
-            self.spent[rank] = ms, calls + _whole(metrics, "collective.count")
-        buckets = mapping(record, "buckets")
-        for bucket in range(BUCKETS):
-            self._buckets[bucket] += _whole(buckets, str(bucket))
+        counted = mapping(record, "buckets")
+        buckets = [_whole(counted, str(bucket)) for bucket in range(BUCKETS)]
+        self._buckets = [before + many for before, many in zip(self._buckets, buckets, strict=True)]
+        if text(tags, "collective.time_source") == COMPLETION:
+            total, longest = (number(metrics, f"collective.time_ms.{one}") or 0.0 for one in ("total", "max"))
+            squares = sum(many * _bound_ms(bucket) ** 2 for bucket, many in enumerate(buckets) if many)
+            spent = Spent(total, _whole(metrics, "collective.count"), squares, longest)
+            self.spent[rank] = self.spent.get(rank, NOTHING).and_also(spent)
         bus, algorithm = (number(metrics, f"collective.{one}_gbps") for one in ("busbw", "algbw"))
         if bus is not None and algorithm:
             self._bus_factor = bus / algorithm
@@ -326,9 +354,8 @@ class _CellTotals:
             self._slowest_at = text(tags, "collective.slowest_at") or None
 
     def pour(self, other: _CellTotals) -> None:
-        for rank, (ms, calls) in other.spent.items():
-            mine, before = self.spent.get(rank, (0.0, 0))
-            self.spent[rank] = mine + ms, before + calls
+        for rank, spent in other.spent.items():
+            self.spent[rank] = self.spent.get(rank, NOTHING).and_also(spent)
         for rank, calls in other._calls.items():
             self._calls[rank] = self._calls.get(rank, 0) + calls
         self.time += other.time
@@ -371,6 +398,11 @@ class _CellTotals:
             slowest_at=self._slowest_at,
             slowest_rank=self._slowest_rank,
         )
+
+
+def _bound_ms(bucket: int) -> float:
+    """What all times that were counted there are less than."""
+    return float(2**bucket) / 1e6
 
 
 def _whole(record: Mapping[str, Any], key: str) -> int:

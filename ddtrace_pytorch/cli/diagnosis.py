@@ -75,7 +75,8 @@ class Reason:
 
 @dataclass
 class Rank:
-    """How one rank ended. `was_in`: the collectives that it was last seen in; `where`: the line of the user's code."""
+    """How one rank ended. `was_in`: the collectives that it was last seen in; `where`: the line of the user's code. If
+    that was seen before the rest, it was at `where_at`, in the step `where_step`; otherwise both are null."""
 
     rank: int
     host: str
@@ -87,6 +88,8 @@ class Rank:
     was_in: str
     step: int | None
     where: str | None
+    where_step: int | None
+    where_at: str | None
 
 
 @dataclass
@@ -392,6 +395,8 @@ def _ranks(histories: Mapping[int, History], finding: Finding) -> list[Rank]:
         if not fate.bad and not fate.open:
             # It was there a while before.
             state = replace(state, groups={}, frames=(), step=None)
+        frames, step, at = _sight(state, said)
+        is_older = bool(frames) and (at != state.as_of or state.frames_at is not None)
         found.append(
             Rank(
                 rank=rank,
@@ -402,11 +407,24 @@ def _ranks(histories: Mapping[int, History], finding: Finding) -> list[Rank]:
                 named=rank in named,
                 last_beat=_iso(state.as_of or None),
                 was_in=_was_in(state),
-                step=state.step if state.step is not None else integer(said, "step"),
-                where=_line(frames_of(said) or state.frames),
+                step=state.step,
+                where=_line(frames),
+                where_step=step if is_older else None,
+                where_at=_iso(at) if is_older else None,
             )
         )
     return sorted(found, key=lambda one: (not one.named, not one.ended_badly, one.rank))
+
+
+def _sight(state: RankState, said: Mapping[str, Any]) -> tuple[Sequence[str], int | None, int]:
+    """The newest frames of its code that its own state has or a verdict `said`, in which step, and when."""
+    seen, step = (state.as_of, state.step) if state.frames_at is None else (state.frames_at, state.frames_step)
+    told, at, number = frames_of(said), integer(said, "frames_at"), integer(said, "frames_step")
+    if at is None:
+        at, number = integer(said, "as_of") or 0, integer(said, "step")
+    if told and (not state.frames or seen < at):
+        return told, number, at
+    return state.frames, step, seen
 
 
 def _was_in(state: RankState) -> str:

@@ -27,7 +27,7 @@ def ended_alike(ranks: list[Rank]) -> list[list[Rank]]:
     """Ranks that ended alike in the same place, together."""
     groups: dict[tuple[object, ...], list[Rank]] = {}
     for one in ranks:
-        key = (one.named, alike(one.ended), one.was_in, one.step, one.where)
+        key = (one.named, alike(one.ended), one.was_in, one.step, one.where, one.where_step, one.where_at is None)
         groups.setdefault(key, []).append(one)
     return list(groups.values())
 
@@ -42,8 +42,16 @@ def _cell(column: str, several: list[Rank]) -> str:
         "Last beat": max((rank.last_beat[11:19] for rank in several if rank.last_beat), default="?"),
         "Was in": one.was_in,
         "Step": "" if one.step is None else str(one.step),
-        "At": one.where or "",
+        "At": _sight(one),
     }[column]
+
+
+def _sight(one: Rank) -> str:
+    """Where its code was; with the step and the time, if it went on after that."""
+    if one.where is None or one.where_at is None:
+        return one.where or ""
+    step = "" if one.where_step is None else f"step {one.where_step}, "
+    return f"{one.where} ({step}{one.where_at[11:19]})"
 
 
 def _ranges(numbers: list[int]) -> str:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median, median_low
 from typing import Any
 
+from ddtrace_pytorch.cli.untimed import Untimed
 from ddtrace_pytorch.histogram import Times
 from ddtrace_pytorch.runlog.fields import integer, mapping, number
 
@@ -100,12 +101,14 @@ class Hiccup(SlowRank):
 @dataclass
 class Steps:
     """Of one attempt: `ranks` that stepped, those that are `slow`, the slowest first, and `all` together (null: nobody
-    stepped). `hiccups` are single steps that somebody made many times as long, the longest first; `slow` is without."""
+    stepped). `hiccups` are single steps that somebody made many times as long, the longest first; `slow` is without.
+    `untimed` (null: none) are collectives that are part of no rank's `share_collective`, but of its `share_compute`."""
 
     ranks: list[RankSteps] = field(default_factory=list)
     slow: list[SlowRank] = field(default_factory=list)
     all: AllSteps | None = None
     hiccups: list[Hiccup] = field(default_factory=list)
+    untimed: Untimed | None = None
 
 
 def told(of_ranks: Iterable[OfRank]) -> Steps:

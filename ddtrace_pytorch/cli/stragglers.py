@@ -14,6 +14,10 @@ first step and those before it, in which groups connect and everything is still 
 
 One call can be longer than all others together. So who is *the* late rank is told without the one longest wait that
 each is the reason of.
+
+Of ranks that are all alike, one is the late one of the calls there are, too. Whether a rank is late is told by how
+often it was the last, which doesn't depend on how much times vary: each of *n* equal ranks is that in one call of *n*,
+and how likely it is that one of them is it much more often, by chance, is known.
 """
 
 from __future__ import annotations
@@ -29,6 +33,11 @@ from ddtrace_pytorch.collectives.surface import ALL_WAIT_FOR_ALL
 from ddtrace_pytorch.runlog.fields import TOO_LARGE, integer, text
 
 COMPLETION = "completion"
+
+# So rarely may equal ranks look as uneven for one of them to be called late.
+RARELY = 1e-6
+# And in no fewer calls, however clear they are: what is near in time may have one reason.
+CALLS_NEEDED = 20
 
 _NO_STEP = -1
 
@@ -50,9 +59,9 @@ class Stragglers:
     """Who waited for whom in one group, over the `calls` that could be joined.
 
     `late_rank` is the one that made the others wait longest, null if nobody waited; `late_share` its part of all that
-    waiting; both without the longest wait that each rank is the reason of, where there are others. `first_step_calls`
-    are left out. `unmatched` counts records of calls that were not joined, because another rank has none of the same
-    call.
+    waiting; both without the longest wait that each rank is the reason of, where there are others. `late_by_chance`: at
+    most how likely it is that one of equal ranks is the last in as many of the calls. `first_step_calls` are left out.
+    `unmatched` counts records of calls that were not joined, because another rank has none of the same call.
     """
 
     group: str
@@ -62,7 +71,13 @@ class Stragglers:
     unmatched: int
     late_rank: int | None
     late_share: float | None
+    late_by_chance: float | None
     ranks: list[Lateness]
+
+    @property
+    def are_enough(self) -> bool:
+        """Whether the calls are enough to tell that the late rank is late."""
+        return self.calls >= CALLS_NEEDED and self.late_by_chance is not None and self.late_by_chance <= RARELY
 
 
 class Waiting:
@@ -170,6 +185,7 @@ class Waiting:
             unmatched=self._records - (calls + early) * len(ranks),
             late_rank=late_rank,
             late_share=late_share,
+            late_by_chance=None if late_rank is None else by_chance(len(made[late_rank]), calls, len(ranks)),
             ranks=[
                 Lateness(
                     rank,
@@ -181,6 +197,18 @@ class Waiting:
                 for rank in ranks
             ],
         )
+
+
+def by_chance(last_in: int, calls: int, ranks: int) -> float:
+    """At most how likely it is that any one of so many equal `ranks` is the last in as many of the `calls`: Chernoff's
+    bound for one of them, as many times."""
+    fair, share = 1 / ranks, last_in / calls
+    if share <= fair:
+        return 1.0
+    surprise = share * math.log(share / fair)
+    if share < 1:
+        surprise += (1 - share) * math.log((1 - share) / (1 - fair))
+    return min(1.0, ranks * math.exp(-calls * surprise))
 
 
 def _late(made: Mapping[int, array[float]]) -> tuple[int | None, float | None]:

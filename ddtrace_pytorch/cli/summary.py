@@ -25,6 +25,7 @@ from ddtrace_pytorch.cli.stalls import Stall
 from ddtrace_pytorch.cli.starts import InOrder, in_order
 from ddtrace_pytorch.cli.steps import Steps
 from ddtrace_pytorch.cli.stragglers import Stragglers
+from ddtrace_pytorch.cli.untimed import NOT_COUNTED, Untimed, untimed_among
 from ddtrace_pytorch.cli.windows import Windows
 from ddtrace_pytorch.runlog.fields import integer, mapping, text
 from ddtrace_pytorch.runlog.reader import TRAINER, RankLog, Scan, read
@@ -243,6 +244,7 @@ def summarise(
         one.windows, one.kernels = gathered.windows, gathered.kernels
         one.stalls, one.stalls_uncounted = gathered.stalls.told(), gathered.stalls.uncounted
         one.collectives, one.stragglers = said.groups, said.stragglers
+        one.steps.untimed = _untimed(one)
         one.slow_groups = slow_among(said.talks, one.duration_s or 0.0)
         one.single_calls, one.slowest_calls = said.single, said.slowest
 
@@ -285,6 +287,12 @@ def _attempts(order: InOrder, logs: list[RankLog], progress: Progress) -> list[A
         progress("looking", done, len(logs))
         found[id(log)] = facts
     return [_attempt(number, [found[id(log)] for log in start.logs]) for number, start in enumerate(order.all, 1)]
+
+
+def _untimed(attempt: Attempt) -> Untimed | None:
+    if "off" in attempt.collectives_setting.split(", ") and (attempt.world_size or 0) > 1:
+        return NOT_COUNTED
+    return untimed_among(attempt.collectives, sum(one.steps for one in attempt.steps.ranks))
 
 
 def _start(attempt: Attempt) -> Start:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from ddtrace_pytorch.runlog.fields import integer, is_whole, mapping, text
 from ddtrace_pytorch.stalls import roll
+from ddtrace_pytorch.stalls.pace import Pace
 from ddtrace_pytorch.stalls.roll import Call, GroupState, Life, RankState
 from ddtrace_pytorch.stalls.waits import sends
 from ddtrace_pytorch.stalls.watch import Outcome
@@ -17,6 +18,7 @@ TYPES = ("identity", "span", "beat", "state", "verdict", "event")
 
 # How a rank ended, and why it said where it is.
 EXCEPTION = "exception"
+SIGNAL = "signal"
 
 # What is kept of each rank, however long its log.
 VERDICTS = 64
@@ -56,7 +58,8 @@ class Spent(NamedTuple):
 @dataclass
 class History:
     """One rank's. `last`: its last sign of life, ns; `life`: as its host tells, if it was asked; `thrown`: where the
-    exception was raised that it ended by, innermost frame first."""
+    exception was raised that it ended by, innermost frame first; `heard`: when a signal told it to end, ns, if it did
+    not go on training after that."""
 
     rank: int
     identity: Mapping[str, Any]
@@ -65,10 +68,13 @@ class History:
     ending: Ending | None = None
     life: Life | None = None
     thrown: tuple[str, ...] = ()
+    heard: int | None = None
     verdicts: deque[Mapping[str, Any]] = field(default_factory=lambda: deque(maxlen=VERDICTS))
     moments: deque[Moment] = field(default_factory=lambda: deque(maxlen=MOMENTS))
     # When, and how, as far as the rank knew.
     _spent: dict[Spent, tuple[int, str]] = field(default_factory=dict)
+    # As of the first beat after it was told to end.
+    _pace: Pace | None = None
     _groups: Mapping[str, Any] = field(default_factory=dict)
     _ended: dict[str, deque[tuple[int, int]]] = field(default_factory=dict)
     _said: Mapping[str, Any] = field(default_factory=dict)
@@ -85,6 +91,7 @@ class History:
         self.last = max(self.last, at)
         if kind == "beat":
             self._beat(at, mapping(record, "groups"))
+            self._go_on(Pace(integer(record, "steps") or 0, integer(record, "calls") or 0))
         elif kind == "identity":
             self.identity = {**self.identity, **record}
         elif kind == "span":
@@ -115,6 +122,13 @@ class History:
         if self.ending is not None and at > self.ending.at + OUTLIVED:
             self.ending = None
 
+    def _go_on(self, pace: Pace) -> None:
+        if self.heard is None:
+            return
+        self._pace = self._pace or pace
+        if pace.went_on_since(self._pace):
+            self.heard = self._pace = None
+
     def _count(self, group: str, at: int, completed: int) -> None:
         ended = self._ended.setdefault(group, deque(maxlen=CHANGES))
         if not ended or ended[-1][1] != completed:
@@ -134,6 +148,8 @@ class History:
         self._said, self._base = mapping(record, "state"), None
         if record.get("why") == EXCEPTION:
             self.thrown = frames_of(self._said)
+        elif record.get("why") == SIGNAL:
+            self.heard = self.heard or at
         said = mapping(self._said, "raised")
         if record.get("why") == "raised" and said:
             group = text(said, "group")
@@ -182,7 +198,9 @@ class History:
             here = groups.get(name) or next((one for one in known.get(name, ()) if self.rank in one.ranks), None)
             if here is not None:
                 groups[name] = self._brought_up(here)
-        return replace(said, as_of=self.beat, groups=groups)
+        # A beat says neither.
+        seen = (said.as_of, said.step) if said.frames_at is None else (said.frames_at, said.frames_step)
+        return replace(said, as_of=self.beat, groups=groups, step=None, frames_at=seen[0], frames_step=seen[1])
 
     def _brought_up(self, here: GroupState) -> GroupState:
         entered, completed, operation, since = self._position(here.name)

@@ -15,7 +15,7 @@ from ddtrace_pytorch.runlog.fields import integer, mapping, number, text
 from ddtrace_pytorch.stalls import telling
 from ddtrace_pytorch.stalls.doing import own_frame
 from ddtrace_pytorch.stalls.got_over import is_echo, is_old, is_over
-from ddtrace_pytorch.stalls.history import Ending, History, Moment, call_in_words
+from ddtrace_pytorch.stalls.history import EXCEPTION, History, Moment, call_in_words
 from ddtrace_pytorch.stalls.roll import GroupState, Life, Raised, RankState
 from ddtrace_pytorch.stalls.verdict import THRESHOLD, Kind, Verdict, judge
 from ddtrace_pytorch.stalls.waits import FRESH, age_of
@@ -236,12 +236,15 @@ def _waited(verdict: Record) -> int:
 
 
 def _first_interruption(histories: Mapping[int, History]) -> int:
-    ends = [one.ending for one in histories.values() if one.ending is not None]
-    return min((one.at for one in ends if _is_from_outside(one)), default=NEVER)
+    return min((at for one in histories.values() if (at := _told_to_end(one)) is not None), default=NEVER)
 
 
-def _is_from_outside(ending: Ending) -> bool:
-    return ending.reason.startswith("signal:") or ending.error.startswith(_TOLD_TO_END)
+def _told_to_end(one: History) -> int | None:
+    """When a signal or a person did, if it ended because of that, whatever its own handler made of it."""
+    ending = one.ending
+    if ending is not None and (ending.reason.startswith("signal:") or ending.error.startswith(_TOLD_TO_END)):
+        return one.heard or ending.at
+    return None if _ended_well(one) else one.heard
 
 
 def _sound(verdict: Record) -> Record:
@@ -290,11 +293,14 @@ def _failure(one: History, state: RankState, fate: Fate) -> Failure | None:
         return Failure(fate.at, who, Cause.FROZEN, "frozen: the process is there, and does not beat")
     if not fate.bad:
         return None
-    if ending is not None and ending.reason == "exception":
+    told = _told_to_end(one)
+    if ending is not None and ending.reason not in (EXCEPTION, KILLED):
+        return Failure(told or fate.at, who, Cause.SIGNAL, f"ended by {ending.reason.removeprefix('signal:')}")
+    if told is not None:
+        return Failure(told, who, Cause.SIGNAL, f"{fate.ended}, after a signal had told it to end", one.thrown)
+    if ending is not None and ending.reason == EXCEPTION:
         cause = _cause(ending.error, Cause.EXCEPTION)
         return Failure(fate.at, who, cause, f"raised {ending.error or 'an exception'}", one.thrown)
-    if ending is not None and ending.reason != KILLED:
-        return Failure(fate.at, who, Cause.SIGNAL, f"ended by {ending.reason.removeprefix('signal:')}")
     what = (
         "killed (SIGKILL, out of memory, abort() or os._exit())"
         if ending is not None
@@ -403,9 +409,9 @@ def _roll(
 def _raised_elsewhere(one: History) -> bool:
     """By an exception that has nothing to do with a wait."""
     ending = one.ending
-    return (
-        ending is not None and ending.reason == "exception" and _cause(ending.error, Cause.EXCEPTION) is Cause.EXCEPTION
-    )
+    if ending is None or ending.reason != EXCEPTION or _told_to_end(one) is not None:
+        return False
+    return _cause(ending.error, Cause.EXCEPTION) is Cause.EXCEPTION
 
 
 def _out_of_calls(state: RankState) -> RankState:

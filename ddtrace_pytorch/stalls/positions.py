@@ -119,8 +119,11 @@ def overlay(state: RankState, data: bytes, legend: Legend) -> RankState:
         if name in groups:
             call = Call(operation, issued.key, bytes=max(0, issued.bytes), since=state.as_of)
             groups[name] = _issued(groups[name], call, inside)
-    step = step_in(data)
-    return replace(state, groups=groups, step=state.step if step is None else step)
+    number = step_in(data)
+    step = state.step if number is None else number
+    if (groups, step) == (state.groups, state.step):
+        return state
+    return replace(state, groups=groups, step=step, frames_at=state.as_of, frames_step=state.step)
 
 
 def _cell(number: int, legend: Legend) -> tuple[str, str]:

@@ -82,7 +82,8 @@ class Raised:
 class RankState:
     """One rank. `as_of`: its last beat. `moves`: whether its main thread computed or changed place between two looks
     (None: not looked twice). `doing`: `collective`, `data`, `compile`, `checkpoint`, `optimizer` or `user`; `frames`
-    of its main thread, innermost first, each ``file:line function``. `told_at`: when it last said who is waited for."""
+    of its main thread, innermost first, each ``file:line function``. `told_at`: when it last said who is waited for.
+    Where the rest is newer than the frames, these were seen at `frames_at`, in the step `frames_step`."""
 
     rank: int
     host: str = ""
@@ -99,6 +100,8 @@ class RankState:
     raised: Raised | None = None
     end_reason: str | None = None
     told_at: int = 0
+    frames_at: int | None = None
+    frames_step: int | None = None
 
     def plain(self) -> dict[str, Any]:
         """This state in the types that JSON has; what is unknown is left out."""

@@ -164,7 +164,8 @@ def _place(verdict: Verdict, culprit: Culprit, named: bool) -> str:
         return ""
     frame = own_frame(state.frames)
     in_ = "in " if frame is None else ""
-    facts = [short(frame) if frame is not None else "", f"{in_}step {state.step}" if state.step is not None else ""]
+    step = state.step if state.frames_at is None else state.frames_step
+    facts = [short(frame) if frame is not None else "", f"{in_}step {step}" if step is not None else ""]
     facts.append(_DOING.get(state.doing, ""))
     gone = state.life is not Life.ALIVE
     beat = f"last beat {_seconds(verdict.at - state.as_of)} ago" if state.as_of and verdict.at >= state.as_of else ""
@@ -273,6 +274,8 @@ def _plain_culprit(one: Culprit) -> dict[str, Any]:
             "step": state.step,
             "end_reason": state.end_reason,
             "frames": list(state.frames),
+            "frames_at": state.frames_at,
+            "frames_step": state.frames_step,
         }
     return {name: value for name, value in plain.items() if value is not None}
 

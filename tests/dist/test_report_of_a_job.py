@@ -113,7 +113,7 @@ LATE = """
     import torch
     import torch.distributed as dist
     dist.init_process_group("gloo")
-    for _ in range(10):
+    for _ in range(30):
         if dist.get_rank() == 1:
             time.sleep(0.2)
         dist.all_reduce(torch.ones(1000))  # LATE
@@ -126,16 +126,16 @@ def test_the_rank_that_comes_late_to_each_all_reduce_is_named(jobs: Jobs, tmp_pa
     jobs.run([*DDTRACE_RUN, *torchrun(2), jobs.script(LATE)], traced(log)).ok()
     attempt = the_attempt(log)
     (world,), (waiting,) = attempt["collectives"], attempt["stragglers"]
-    assert (world["group"], world["launched"], world["seen"], world["cross_node"]) == ("world", 10, 10, False)
+    assert (world["group"], world["launched"], world["seen"], world["cross_node"]) == ("world", 30, 30, False)
     (reduced,) = world["operations"]
-    assert (reduced["calls"], reduced["calls_least"], reduced["calls_most"]) == (20, 10, 10)
+    assert (reduced["calls"], reduced["calls_least"], reduced["calls_most"]) == (60, 30, 30)
     line = next(number for number, text in enumerate(LATE.splitlines(), 1) if "LATE" in text)
     assert reduced["slowest_at"] == f"{tmp_path}/train.py:{line}"
     assert reduced["slowest_rank"] == 0
 
     assert waiting["late_rank"] == 1
     innocent, late = waiting["ranks"]
-    assert late["late_calls"] == waiting["calls"] > 5
+    assert late["late_calls"] == waiting["calls"] > 20
     assert late["made_others_wait_ms"] == innocent["waited_for_others_ms"] > 150 * waiting["calls"]
     assert innocent["made_others_wait_ms"] == late["waited_for_others_ms"] == 0
 

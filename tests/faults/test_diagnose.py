@@ -175,3 +175,50 @@ def test_a_call_of_torchs_own_that_a_rank_died_of_did_not_go_on(jobs: Jobs, tmp_
     assert attempt["stalls"] == []
     assert (attempt["verdict"]["ranks"], attempt["first_failure"]["ranks"]) == ([1], [1])
     assert "went on" not in attempt["what_happened"]
+
+
+EXITS, LEAVES = "sys.exit(128 + number)", "os._exit(3)"
+ENDS_THE_GROUP, RAISES_ITS_OWN = "dist.destroy_process_group(); sys.exit()", "raise Preempted('told to end')"
+HEARING = """
+    import signal, sys
+
+    class Preempted(Exception):
+        pass
+
+    def handler(number, frame):
+        {what}
+
+    signal.signal(signal.{name}, handler)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("SIGINT", EXITS),
+        ("SIGINT", ENDS_THE_GROUP),
+        ("SIGINT", RAISES_ITS_OWN),
+        ("SIGTERM", RAISES_ITS_OWN),
+        ("SIGTERM", LEAVES),
+    ],
+)
+def test_whom_all_waited_for_is_named_where_a_handler_of_the_users_ended_it(
+    jobs: Jobs, tmp_path: Path, name: str, what: str
+) -> None:
+    log = tmp_path / "log"
+    common = by_hand(tmp_path, DD_PYTORCH_STALL_SECONDS="4")
+    script = jobs.script(HEARING.format(what=what, name=name) + TRAIN)
+    ranks = [jobs.start([*DDTRACE_RUN, *PYTHON, script], {**common, "RANK": str(rank)}) for rank in (0, 1)]
+    until(lambda: any(of_type(log, "verdict")), 60, "rank 1 is named")
+    for one in ranks:
+        os.kill(one.process.pid, signal.Signals[name])
+    for one in ranks:
+        one.wait()
+
+    attempt = diagnosis(common, log)
+    assert attempt["verdict"] is not None, attempt
+    assert (attempt["verdict"]["kind"], attempt["verdict"]["ranks"]) == ("absent", [1])
+    assert (attempt["first_failure"]["cause"], attempt["first_failure"]["ranks"]) == ("stall", [1])
+    # Of who leaves at once nobody has heard that it was told to.
+    assert ("That lasted until it was ended from outside" in attempt["what_happened"]) or what == LEAVES
+    assert attempt["stalls"] == []

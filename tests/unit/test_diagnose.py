@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Iterable
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,10 @@ from ddtrace_pytorch.collectives.flight_recorder import Entry, entry_of
 from ddtrace_pytorch.runlog.schema import encode
 from ddtrace_pytorch.runlog.writer import log_directory
 from ddtrace_pytorch.settings import load
-from ddtrace_pytorch.stalls import places
+from ddtrace_pytorch.stalls import places, positions, telling
 from ddtrace_pytorch.stalls.agreement import compare
 from ddtrace_pytorch.stalls.recovery import Fate, recover
+from ddtrace_pytorch.stalls.verdict import judge
 
 INCARNATION = "20260921T141320Z-00000001"
 KILLED = stated(state_of(1, 41, 20, frames=("/job/train.py:24 load",), step=7, doing="data"), "killed")
@@ -112,7 +114,7 @@ def test_a_killed_rank_in_words(killed: Path) -> None:
 
 ATTEMPT_KEYS = """number incarnation last_seen ended world_size ranks_found ranks_missing ended_well status_unknown
                   reason_found what_happened first_failure verdict flight_recorder ranks timeline stalls"""
-RANK_KEYS = "rank host gpu ended ended_badly named last_beat was_in step where"
+RANK_KEYS = "rank host gpu ended ended_badly named last_beat was_in step where where_step where_at"
 
 
 def test_the_keys_of_the_json_are_the_documented_ones(killed: Path) -> None:
@@ -131,6 +133,52 @@ def test_the_keys_of_the_json_are_the_documented_ones(killed: Path) -> None:
     assert (attempt["ranks"][0]["rank"], attempt["ranks"][0]["where"], attempt["ranks"][0]["step"]) == (
         1, "train.py:24 load", 7,
     )  # fmt: skip
+
+
+def seen(attempt: dict[str, Any], which: int) -> tuple[Any, ...]:
+    one = next(rank for rank in attempt["ranks"] if rank["rank"] == which)
+    when = one["where_at"]
+    return one["step"], one["where"], one["where_step"], when and datetime.fromisoformat(when).timestamp() - at(0) / 1e9
+
+
+def test_a_rank_that_went_on_after_its_last_beat_is_not_said_to_be_where_it_was_then(tmp_path: Path) -> None:
+    """The part in C writes the step and the call; frames are seen once a second."""
+    beat = state_of(1, 41, 20, frames=("/job/train.py:24 load",), step=7)
+    memory = bytearray(positions.SIZE)
+    positions._NUMBER.pack_into(memory, positions.STEP, 9 + 1)
+    left = positions.overlay(beat, bytes(memory), positions.NO_LEGEND)
+    write(tmp_path, 1, [*beats(20, 41), stated(left, "killed"), ended("killed", 20)])
+    for rank in (0, 2, 3):
+        write(tmp_path, rank, waited(rank))
+    assert seen(last(tmp_path), 1) == (9, "train.py:24 load", 7, 20)
+    clock = datetime.fromtimestamp(at(20) / 1e9).strftime("%H:%M:%S")
+    assert f"train.py:24 load (step 7, {clock})" in " ".join(run_wide(tmp_path).split())
+
+
+def test_what_is_older_than_the_last_beat_is_told_with_its_age(tmp_path: Path) -> None:
+    stall = stated(state_of(1, 40, 11, frames=("/job/train.py:24 load",), step=5), "stall")
+    write(tmp_path, 1, [*beats(11, 40), stall, *beats(20, 41)[12:], ended("killed", 20)])
+    for rank in (0, 2, 3):
+        write(tmp_path, rank, waited(rank))
+    assert seen(last(tmp_path), 1) == (None, "train.py:24 load", 5, 11)
+
+
+def test_where_a_rank_was_that_a_verdict_named_is_the_newest_that_is_known(tmp_path: Path) -> None:
+    then = state_of(1, 41, 14, frames=("/job/train.py:24 load",), step=7, moves=False)
+    roll = {1: then, **{one: state_of(one, 42, 14, since=2) for one in (0, 2, 3)}}
+    said = judge(roll, (0, 1, 2, 3), at(14))
+    assert said is not None
+    later = stated(state_of(1, 41, 20, frames=("/job/train.py:30 step",), step=9), "killed")
+    for own, expected in (([], (None, "train.py:24 load", 7, 14)), ([later], (9, "train.py:30 step", None, None))):
+        write(tmp_path, 1, [*beats(20, 41), *own, ended("killed", 20)])
+        for rank in (0, 2, 3):
+            write(tmp_path, rank, [*beats(20, 42, since=2), *([telling.record(said)] if rank == 0 else [])])
+        assert seen(last(tmp_path), 1) == expected
+
+
+def run_wide(*args: object) -> str:
+    env = {"COLUMNS": "240", "DD_PYTORCH_STATE_DIR": "/nonexistent"}
+    return CliRunner().invoke(cli, ["diagnose", *map(str, args)], env=env).stdout
 
 
 def test_who_was_killed_before_anybody_waited_is_the_first_failure(tmp_path: Path) -> None:

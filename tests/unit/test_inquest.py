@@ -230,6 +230,40 @@ def test_what_an_interruption_ended_did_not_go_on_though_the_rank_counts_it(erro
     assert (finding.interrupted, finding.overcome) == (at(20.1), ())
 
 
+PREEMPTED = ("__main__.Preempted", "told to end")
+
+
+@pytest.mark.parametrize(
+    "end",
+    [ended("signal:SIGINT", 20.4), ended("exception", 20.4, PREEMPTED), ended("killed", 50), None],
+    ids=["exits", "raises its own", "killed later", "log ends"],
+)
+def test_a_stall_is_the_reason_where_a_signal_ended_it_whatever_a_handler_made_of_it(end: Record | None) -> None:
+    def story(rank: int, *first: Record) -> History:
+        told = stated(state_of(rank, 42, 20.1, since=None if rank == 1 else 4), "signal")
+        return history(rank, *first, told, *([end] if end else []))
+
+    others = [story(rank, *beats(20, 42, since=4), *stall_of(rank, over=None)) for rank in (0, 2, 3)]
+    # Its host has the last word, and rank 1's is lost.
+    gone = history(1, *beats(20, 41), stated(state_of(1, 41, 20.1), "signal"), ended("exception", 60, PREEMPTED))
+    finding = found(gone, *others)
+    assert finding.first is not None
+    assert (finding.first.cause, finding.first.ranks, finding.interrupted) == (Cause.STALL, (1,), at(20.1))
+    assert finding.verdict is not None
+    assert (finding.verdict["kind"], finding.verdict["ranks"], finding.overcome) == ("absent", [1], ())
+
+
+@pytest.mark.parametrize(("steps", "outlived"), [(1, False), (2, True)])
+def test_who_trains_on_after_a_signal_does_not_end_because_of_it(steps: int, outlived: bool) -> None:
+    later: list[Record] = [
+        {"type": "beat", "ts": at(21 + more), "steps": 7 + more, "calls": 50, "groups": {}} for more in range(steps + 1)
+    ]
+    end = ended("exception", 30, ("ValueError", "no such file"))
+    finding = found(history(0, *beats(20, 42), stated(state_of(0, 42, 20.1), "signal"), *later, end, world=1))
+    assert finding.first is not None
+    assert (finding.first.cause is Cause.EXCEPTION, finding.first.at == at(30)) == (outlived, outlived)
+
+
 @pytest.mark.parametrize(("how", "later"), [("unknown", False), ("unknown", True), ("raised", False)])
 def test_a_call_that_nobody_saw_raise_went_on_only_where_its_rank_lived_on(how: str, later: bool) -> None:
     """As in DistributedDataParallel: rank 1 is killed, and the others end in the backward pass."""

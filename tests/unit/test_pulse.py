@@ -84,3 +84,24 @@ def test_a_task_that_is_wanted_while_it_runs_runs_again(wanted: Task, run: Count
     until(lambda: run.times == 2, 30, "it ran again")
     pulse.stop(10)
     pipe.close()
+
+
+def test_who_catches_up_knows_that_all_signals_that_had_come_were_passed_on() -> None:
+    heard: list[bytes] = []
+
+    def slowly(what: bytes) -> None:
+        time.sleep(0.05)
+        heard.append(what)
+
+    pipe = SignalPipe()
+    pulse = Pulse([task("sleep", lambda: None, 3600.0)], pipe, slowly)
+    pulse.catch_up(30)
+    pulse.start()
+    try:
+        for number in range(1, 6):
+            pipe.poke(bytes([number]))
+            pulse.catch_up(30)
+            assert b"".join(heard) == bytes(range(1, number + 1))
+    finally:
+        pulse.stop(10)
+        pipe.close()

@@ -261,8 +261,9 @@ def test_the_page_goes_to_standard_output_too_and_json_beside_it(tmp_path: Path)
     assert (tmp_path / "page.html").exists()
 
 
-def talk(name: str, ms: float, calls: int = 100, ranks: tuple[int, ...] = (0, 1)) -> Talk:
-    return Talk("tp", name, 2, "gloo", ranks, ms * calls, calls)
+def talk(name: str, ms: float, calls: int = 100, ranks: tuple[int, ...] = (0, 1), spread: float = 0.0) -> Talk:
+    """`spread`: the standard deviation, as a part of the mean."""
+    return Talk("tp", name, 2, "gloo", ranks, ms * calls, calls, calls * ms**2 * (1 + spread**2))
 
 
 @pytest.mark.parametrize(
@@ -275,8 +276,25 @@ def talk(name: str, ms: float, calls: int = 100, ranks: tuple[int, ...] = (0, 1)
         ([talk("a", 1), talk("b", 9, ranks=(0,))], []),
         ([talk("a", 0.001), talk("b", 0.009)], []),
         ([talk("a", 1), talk("b", 1, calls=0)], []),
+        ([talk("a", 9), talk("b", 90, calls=19)], []),
+        ([talk("a", 9), talk("b", 90, calls=20)], ["b"]),
+        # 2 ± 0.2 and 1 ± 0.1 are nearer than four times 0.22.
+        ([talk("a", 1, spread=1), talk("b", 1.88, spread=1)], []),
+        ([talk("a", 1, spread=1), talk("b", 2.1, spread=1)], ["b"]),
     ],
-    ids=["one", "of three", "hardly", "alone", "not all told", "not worth it", "silent"],
+    ids=[
+        "one",
+        "of three",
+        "hardly",
+        "alone",
+        "not all told",
+        "not worth it",
+        "silent",
+        "few calls",
+        "calls enough",
+        "by chance",
+        "beyond chance",
+    ],
 )
 def test_which_groups_talk_slowly(groups: list[Talk], slow: list[str]) -> None:
     assert [one.name for one in slow_among(groups, 10.0)] == slow
@@ -292,9 +310,9 @@ def test_a_group_that_talks_slowly_is_named_however_long_its_members_wait_for_ea
     root = job.write()
     (slow,) = attempt(root)["slow_groups"]
     assert (slow["group"], slow["name"], slow["ranks"], slow["alike"]) == ("dp", "dp2", [4, 5], 3)
-    assert (slow["call_ms"], slow["usual_ms"], slow["lost_s"]) == pytest.approx((11.0, 2.0, 0.9))
+    assert (slow["call_ms"], slow["usual_ms"], slow["lost_s"]) == pytest.approx((1078 / 99, 196 / 99, 0.882))
     sentence = (
-        "ranks 4-5 talk slowly to each other: a call of their group dp takes 11ms, one of the 3 groups like it 2ms"
+        "ranks 4-5 talk slowly to each other: a call of their group dp takes 10.9ms, one of the 3 groups like it 1.98ms"
     )
     assert sentence in run(root).stdout
     assert sentence in text_of(page(root))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import random
 import tracemalloc
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ddtrace_pytorch.cli.stragglers import Lateness, Stragglers, Waiting
+from ddtrace_pytorch.cli.collective_tables import CLEARLY
+from ddtrace_pytorch.cli.stragglers import CALLS_NEEDED, Lateness, Stragglers, Waiting, by_chance
 
 # DeepSpeed's bug report: joined by sequence number, the lateness that rank 0 suffered sums to 4 ms.
 RANK_0 = [3, 1, 2, 4, 1.5]
@@ -47,6 +51,8 @@ def test_the_rank_that_waits_least_is_the_late_one() -> None:
         late_rank=0,
         # Each without its longest: 2.5 ms of 4.5 ms.
         late_share=pytest.approx(5 / 9),
+        # Three calls of five are not much more than half: exp(-5 * (0.6 ln 1.2 + 0.4 ln 0.8)), of either rank.
+        late_by_chance=1.0,
         # Rank 0 waited 4 ms for rank 1, and rank 1 waited 5 ms for rank 0.
         ranks=[Lateness(0, 5.0, 4.0, 3, 2.0), Lateness(1, 4.0, 5.0, 2, 2.0)],
     )
@@ -93,6 +99,61 @@ def test_one_long_call_makes_nobody_late() -> None:
     found = told(calls([20] * 9 + [1]), calls([1] * 9 + [1000]))
     assert (found.late_rank, found.late_share) == (1, 1.0)
     assert [(one.late_calls, one.typical_wait_ms) for one in found.ranks] == [(1, 999.0), (9, 19.0)]
+
+
+def names_somebody(found: Stragglers) -> bool:
+    return found.are_enough and found.late_share is not None and found.late_share >= CLEARLY
+
+
+def exactly(last_in: int, calls: int, ranks: int) -> float:
+    """How likely it is that one rank of equal ones is the last in at least as many of the calls."""
+    each = 1 / ranks
+    return sum(math.comb(calls, k) * each**k * (1 - each) ** (calls - k) for k in range(last_in, calls + 1))
+
+
+@given(st.data(), st.integers(2, 64), st.integers(1, 200))
+def test_how_likely_chance_makes_a_rank_the_last_so_often_is_never_told_too_low(
+    data: st.DataObject, ranks: int, calls: int
+) -> None:
+    last_in = data.draw(st.integers(0, calls))
+    told = by_chance(last_in, calls, ranks)
+    assert told >= min(1.0, ranks * exactly(last_in, calls, ranks)) * (1 - 1e-9)
+    assert told == pytest.approx(min(1.0, ranks ** (1 - calls))) or last_in < calls, "of all calls it is known exactly"
+
+
+TIMES_MS = st.floats(0.01, 10_000)
+
+
+@given(st.data(), st.integers(2, 6), st.integers(1, CALLS_NEEDED - 1))
+def test_of_few_calls_nobody_is_called_late_whatever_they_took(data: st.DataObject, ranks: int, many: int) -> None:
+    took = data.draw(st.lists(st.lists(TIMES_MS, min_size=many, max_size=many), min_size=ranks, max_size=ranks))
+    assert not names_somebody(told(*map(calls, took)))
+
+
+@given(st.integers(0, 2**32), st.integers(2, 16), st.integers(CALLS_NEEDED, 200), st.sampled_from([0.1, 1.0, 3.0]))
+def test_of_equal_ranks_none_is_called_late_however_much_their_times_vary(
+    seed: int, ranks: int, many: int, spread: float
+) -> None:
+    chance = random.Random(seed)
+    took = [[chance.lognormvariate(0, spread) for _ in range(many)] for _ in range(ranks)]
+    assert not names_somebody(told(*map(calls, took)))
+
+
+@given(st.integers(0, 2**32), st.integers(2, 16), st.integers(60, 200), st.data())
+def test_a_rank_that_comes_late_to_most_calls_is_called_late(
+    seed: int, ranks: int, many: int, data: st.DataObject
+) -> None:
+    late = data.draw(st.integers(0, ranks - 1))
+    chance = random.Random(seed)
+    took: list[list[float]] = [[] for _ in range(ranks)]
+    for _ in range(many):
+        # Who comes when, in ms; all leave together a millisecond after the last one came.
+        comes = [chance.expovariate(1) + 10 * (rank == late) for rank in range(ranks)]
+        for rank, at in enumerate(comes):
+            took[rank].append(max(comes) + 1 - at)
+    found = told(*map(calls, took))
+    assert names_somebody(found)
+    assert found.late_rank == late
 
 
 @pytest.mark.parametrize("first_step", [100, None])

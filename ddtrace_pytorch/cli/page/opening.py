@@ -10,8 +10,8 @@ from ddtrace_pytorch.cli.collective_tables import blame
 from ddtrace_pytorch.cli.diagnosis_tables import end_rows, rank_rows, stacks
 from ddtrace_pytorch.cli.page.html import Html, join, tag
 from ddtrace_pytorch.cli.page.parts import card, facts, fold, more, say, section, table
-from ddtrace_pytorch.cli.step_tables import SHARES, slow_in_words
-from ddtrace_pytorch.cli.steps import AllSteps
+from ddtrace_pytorch.cli.step_tables import BOUNDS, SHARES, shares, slow_in_words, untimed_in_words
+from ddtrace_pytorch.cli.steps import AllSteps, Steps
 from ddtrace_pytorch.cli.summary import Attempt, Report, gpus_by_name
 from ddtrace_pytorch.cli.tables import duration, known, span
 from ddtrace_pytorch.identity.introduction import GENERATED
@@ -81,20 +81,22 @@ def numbers(attempt: Attempt, found: diagnosis.Attempt) -> Html:
         card(f"{lost:,}", "record dropped" if lost == 1 else "records dropped", "bad" if lost else ""),
     ]
     if steps is not None:
-        cards.append(tag("div", "Where the time of the steps went", shares(steps), class_="card wide"))
+        cards.append(tag("div", "Where the time of the steps went", *_shares(steps, attempt.steps), class_="card wide"))
     return tag("div", *cards, class_="cards")
 
 
-def shares(steps: AllSteps) -> Html:
+def _shares(together: AllSteps, steps: Steps) -> Iterator[Html]:
     """A bar, and what its colours are."""
     at, pieces, names = 0.0, [], []
-    for part, name in SHARES.items():
-        share = getattr(steps, f"share_{part}")
+    for (part, name), said in zip(SHARES.items(), shares(together, steps.untimed, BOUNDS), strict=True):
+        share = getattr(together, f"share_{part}")
         pieces.append(tag("rect", x=at * 100, y=0, width=share * 100, height=10, class_=part))
-        names.append(tag("span", tag("i", "■ ", class_=part), f"{name} {share:.0%}"))
+        names.append(tag("span", tag("i", "■ ", class_=part), f"{name} {said}"))
         at += share
-    bar = tag("svg", *pieces, viewBox="0 0 100 10", preserveAspectRatio="none", class_="bar", aria_hidden="true")
-    return join(bar, tag("div", *names, class_="legend"))
+    yield tag("svg", *pieces, viewBox="0 0 100 10", preserveAspectRatio="none", class_="bar", aria_hidden="true")
+    yield tag("div", *names, class_="legend")
+    if steps.untimed is not None:
+        yield say(untimed_in_words(steps.untimed, len(steps.ranks)))
 
 
 def ends(found: diagnosis.Attempt) -> Html | None:

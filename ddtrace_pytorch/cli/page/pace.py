@@ -10,10 +10,11 @@ from ddtrace_pytorch.cli.collective_tables import blame, hides_waiting
 from ddtrace_pytorch.cli.page.heat import DATA, OWN, STEP, HeatMap
 from ddtrace_pytorch.cli.page.html import Html, join, tag
 from ddtrace_pytorch.cli.page.parts import NO_SCRIPT, fold, more, say, section, table
-from ddtrace_pytorch.cli.step_tables import HIDDEN, hiccup_in_words, reasons
+from ddtrace_pytorch.cli.step_tables import HIDDEN, SIGNS, hiccup_in_words, reasons, shares
 from ddtrace_pytorch.cli.steps import NOTABLE, RankSteps, SlowRank
 from ddtrace_pytorch.cli.summary import Attempt, Rank
 from ddtrace_pytorch.cli.tables import duration, span
+from ddtrace_pytorch.cli.untimed import Untimed
 
 SLOW_ROWS = 24
 HICCUPS_SHOWN = 8
@@ -97,7 +98,7 @@ def ranks(attempt: Attempt) -> Html | None:
     columns = ("Rank", "Host", "GPU", "Duration", "Steps", "Per s", "p50", "p95", "Max", "Data", "Comm.", "Optim.",
                "Compute", "Dropped", "Ended")  # fmt: skip
     shown = attempt.ranks[:RANK_ROWS]
-    rows = [_cells(rank, steps.get(rank.rank)) for rank in shown]
+    rows = [_cells(rank, steps.get(rank.rank), attempt.steps.untimed) for rank in shown]
     drawn = table(columns, rows, columns[3:14] + columns[:1], [rank.ended_badly for rank in shown])
     return section(
         "All ranks",
@@ -109,15 +110,14 @@ def ranks(attempt: Attempt) -> Html | None:
     )
 
 
-def _cells(rank: Rank, steps: RankSteps | None) -> list[str]:
+def _cells(rank: Rank, steps: RankSteps | None, untimed: Untimed | None) -> list[str]:
     told = [""] * 9
     if steps is not None:
-        shares = (steps.share_data, steps.share_collective, steps.share_optimizer, steps.share_compute)
         told = [
             f"{steps.steps:,}",
             f"{steps.per_second:.3g}",
             *(span(ms) for ms in (steps.p50_ms, steps.p95_ms, steps.max_ms)),
-            *(f"{share:.0%}" for share in shares),
+            *shares(steps, untimed, SIGNS),
         ]
     return [
         str(rank.rank),
