@@ -53,6 +53,7 @@ _TO_THE_END = (
     "ddtrace_pytorch.records.user_span",
     "ddtrace_pytorch.sampling",
     "ddtrace_pytorch.stack",
+    "ddtrace_pytorch.weakly",
 )
 
 

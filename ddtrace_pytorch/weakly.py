@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from types import MethodType
 from typing import ParamSpec, TypeVar, cast
 
 P = ParamSpec("P")
@@ -16,10 +17,12 @@ R = TypeVar("R")
 
 def weakly(method: Callable[P, R]) -> Callable[P, R]:
     """The bound `method`, whose object isn't kept by this; None comes of it where that is gone."""
-    reference = weakref.WeakMethod(method)
+    # Not WeakMethod, which is written in Python: within a region that torch compiles, torch would compile it, too.
+    bound = cast(MethodType, method)
+    function, reference = bound.__func__, weakref.ref(bound.__self__)
 
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        found = reference()
-        return cast(R, None) if found is None else found(*args, **kwargs)
+        whole = reference()
+        return cast(R, None if whole is None else function(whole, *args, **kwargs))
 
     return call

@@ -77,5 +77,6 @@ def test_a_life_that_is_over_is_given_back(jobs: Jobs, tmp_path: Path) -> None:
         said = json.loads((tmp_path / f"said-{rank}.json").read_text())
         second, last = said[1], said[-1]
         assert len(second) > 20
-        more = [f"{kind}: {second[kind]}, then {many}" for kind, many in last.items() if many > second[kind]]
+        # Two lives later. Of one kind or another there may be one more just then.
+        more = [f"{kind}: {second[kind]}, then {many}" for kind, many in last.items() if many >= second[kind] + 2]
         assert not more, "\n".join(sorted(more))
