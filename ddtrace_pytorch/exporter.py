@@ -79,23 +79,26 @@ class Exporter:
         self._handlers: Handlers | None = None
         if settings.log_handlers:
             self._handlers = Handlers(settings.log_handlers, clock, identity, lambda: run() is not None)
-        self._thread = self._new_thread()
+        self._thread: threading.Thread | None = None
 
-    def _new_thread(self) -> threading.Thread:
-        return threading.Thread(target=self._run, name="ddtrace_pytorch.writer", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
+    def start(self, whose: object = None) -> None:
+        """`whose`: of what `identity` and `run` are. They may not keep it, but the thread does, to its end: an Agent or
+        a disk may hold that up until long after :meth:`close`."""
+        thread = threading.Thread(target=self._run, args=(whose,), name="ddtrace_pytorch.writer", daemon=True)
+        thread.start()
+        self._thread = thread
         if self._handlers is not None:
             self._handlers.start()
 
-    def restart(self) -> None:
+    def restart(self, whose: object = None) -> None:
         """After :meth:`close`: take more of the same session. Where the thread has not ended yet, this does nothing."""
-        if not self._thread.is_alive():
+        if not self._is_running():
             self._closing = self._ended = False
             self._spans_lost = self._spans_in_doubt = 0
-            self._thread = self._new_thread()
-            self.start()
+            self.start(whose)
+
+    def _is_running(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
 
     def put(self, record: Record) -> None:
         """Queue one run-log record, or the line that it is there; never blocks, never raises."""
@@ -145,12 +148,13 @@ class Exporter:
         if self._handlers is not None:
             self._handlers.stop()
         self.wake()
-        self._thread.join(deadline.left())
+        if self._thread is not None:
+            self._thread.join(deadline.left())
         if self._handlers is not None:
             self._handlers.join(deadline)
-        return not self._thread.is_alive()
+        return not self._is_running()
 
-    def _run(self) -> None:
+    def _run(self, _whose: object) -> None:
         leave_signals_to_others()
         last = False
         while not last:

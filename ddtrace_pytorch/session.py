@@ -216,7 +216,7 @@ class Session:
         # The ranks of a host have one environment, or nearly.
         for complaint in (*self._settings.complaints, *self._job.complaints):
             warn_for_host(complaint)
-        self._exporter.start()
+        self._exporter.start(self)
         try:
             self._store_thread.start()
             self._handler.listen()
@@ -330,7 +330,7 @@ class Session:
     def tell_late(self) -> None:
         """What was recorded after this session was closed, and no other was opened, goes to its log all the same."""
         if self._records is not None:
-            self._exporter.restart()
+            self._exporter.restart(self)
             self._records.gather(Deadline(EXPORT_SECONDS))
             self._records.close()
             self._exporter.close(CLOSE_SECONDS)

@@ -469,6 +469,8 @@ class Windows:
 
     def _write(self, ended: _Ended, many: int) -> tuple[str, int]:
         settings = self._settings
+        if self._hurry:
+            raise NoTrace("the session was ending")
         if trace_file.plain_size(many) > trace_file.PLAIN_LIMIT:
             raise NoTrace(f"of {many:,} events it would be too large; take fewer steps")
         run = self._run_ids()

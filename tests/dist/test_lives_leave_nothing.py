@@ -51,8 +51,8 @@ LIVES = """
             time.sleep(0.01)
         dist.all_reduce(over, async_op=True).wait()
         del model, optimizer, loss
-        said.append(parts())
         dist.destroy_process_group()
+        said.append(parts())  # of one that has nothing under way, and is kept until the next
     (work / f"said-{rank}.json").write_text(json.dumps(said))
 """
 

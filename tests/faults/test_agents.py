@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from harness.agent import Agent
 from harness.job import DDTRACE_RUN, PYTHON, Jobs, environment
-from harness.log import rank_spans
+from harness.log import of_type, rank_spans
 from harness.waiting import until
 
 pytestmark = pytest.mark.faults
@@ -279,3 +279,51 @@ def test_spans_that_had_nowhere_to_go_are_counted(jobs: Jobs) -> None:
     env = environment(None, DD_PATCH_MODULES="pytorch:true", DD_PYTORCH_EXPORT="agent")
     result = jobs.run([*DDTRACE_RUN, *PYTHON, jobs.script(TRAIN)], env).ok()
     assert "1 span was not sent: no Agent answers at http://127.0.0.1:9" in result.stderr
+
+
+HELD_UP = """
+    import sys, threading
+    import ddtrace_pytorch
+    ddtrace_pytorch.patch()
+    from ddtrace.trace import TraceFilter, tracer
+    import torch
+    import torch.distributed as dist
+
+    goes_on = threading.Event()
+
+    class HoldsUp(TraceFilter):
+        def process_trace(self, trace):
+            if trace[0].name == "pytorch.rank":
+                goes_on.wait(60)
+            return trace
+
+    tracer.configure(trace_processors=[HoldsUp()])
+    for life in range(2):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        if life:
+            goes_on.set()
+        else:
+            for _ in range(int(sys.argv[1])):
+                dist.all_reduce(torch.ones(1))
+        held_up = [thread for thread in threading.enumerate() if thread.name == "ddtrace_pytorch.writer"]
+        dist.destroy_process_group()
+    for thread in held_up:
+        thread.join(60)
+"""
+
+
+def test_what_is_held_up_until_the_next_group_is_there_is_written_all_the_same(
+    agent: Agent, jobs: Jobs, tmp_path: Path
+) -> None:
+    calls = 3000
+    env = environment(
+        agent.url,
+        DD_PYTORCH_EXPORT="both",
+        DD_PYTORCH_LOG_DIR=str(tmp_path),
+        DD_PYTORCH_COLLECTIVES="all",
+        DD_PYTORCH_LOG_MAX_MB="1",  # more than a segment, each of which begins with who this rank is
+    )
+    result = jobs.run([*PYTHON, jobs.script(HELD_UP), str(calls)], env).ok()
+    assert "could not" not in result.stderr, result.describe()
+    assert len([one for one in of_type(tmp_path, "span") if one["name"] == "pytorch.collective"]) == calls
+    assert len(rank_spans(tmp_path)) == 2

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from ddtrace_pytorch.clock import Clock
 from ddtrace_pytorch.exporter import Exporter
 from ddtrace_pytorch.settings import load
 from ddtrace_pytorch.spans import SpanRecord
+from ddtrace_pytorch.weakly import weakly
 
 
 class Agent:
@@ -93,6 +95,29 @@ def test_what_comes_during_the_last_look_is_written_or_counted(
     assert written(tmp_path) == ["identity", "late"]
     (told,) = (record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
     assert "1 span was not sent: the session was ending" in told
+
+
+def test_whose_it_is_stays_until_the_thread_ends_and_no_longer(fake_agent: Agent, tmp_path: Path) -> None:
+    class Whole:
+        def identity(self) -> dict[str, int]:
+            return {"rank": 0}
+
+        def run(self) -> tuple[str, str]:
+            return "job", "incarnation"
+
+    whole, goes_on = Whole(), threading.Event()
+    gone = weakref.ref(whole)
+    settings = load({"DD_PYTORCH_EXPORT": "both", "DD_PYTORCH_LOG_DIR": str(tmp_path)})
+    one = Exporter(settings, 0, Clock(), weakly(whole.identity), weakly(whole.run))
+    fake_agent.meanwhile = lambda: goes_on.wait(60)
+    one.put_span(span("held up"))
+    one.start(whole)
+    del whole
+    assert not one.close(0.01)
+    goes_on.set()
+    assert one.close(60)
+    assert written(tmp_path) == ["identity", "held up"]
+    until(lambda: gone() is None, 10, "it is given back")
 
 
 def test_spans_that_were_not_sent_are_counted_in_grammar(
