@@ -208,6 +208,8 @@ class Lifecycle:
             )
         # A process whose records weren't heard, because it was forked from one with a session, has one of its own now.
         switch.recorder = recorder if session is not None else None
+        if session is None and self._ended is not None:
+            opening.say_if_ddtrace_is_off()
         if session is not None:
             session.learn(self.loaders.facts)
             with self._learning:

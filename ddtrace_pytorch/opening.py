@@ -14,7 +14,7 @@ from typing import Any
 
 from ddtrace.trace import tracer
 
-from ddtrace_pytorch.border import speak_for
+from ddtrace_pytorch.border import speak_for, warn_once
 from ddtrace_pytorch.collectives.group_lives import GroupLives
 from ddtrace_pytorch.identity import place
 from ddtrace_pytorch.identity.describe import Member
@@ -81,6 +81,16 @@ def wanted_settings() -> Settings | None:
     settings = load_settings()
     wanted = settings.trace_enabled and tracer.enabled and settings.export != "none"
     return settings if wanted else None
+
+
+def say_if_ddtrace_is_off() -> None:
+    """Where a session would be wanted but for ddtrace, which had a tracer when the one before was opened."""
+    settings = load_settings()
+    if settings.trace_enabled and settings.export != "none" and not tracer.enabled:
+        warn_once(
+            "ddtrace's tracer is off, so nothing is told of this process group, nor written to its run log. ddtrace "
+            "shuts it down at a SIGTERM, also where a handler of yours has the process go on"
+        )
 
 
 def open_session(

@@ -25,8 +25,6 @@ class SignalPipe:
         os.set_blocking(self._write, False)
         found = os.fstat(self._read)
         self._identity = found.st_dev, found.st_ino
-        self._poll = select.poll()
-        self._poll.register(self._read, select.POLLIN)
 
     def _is_ours(self, descriptor: int) -> bool:
         """Whether the number still stands for our pipe: user code closes descriptors wholesale, and gets them anew."""
@@ -57,7 +55,10 @@ class SignalPipe:
 
     def wait(self, timeout: float) -> bytes:
         """The bytes written, after at most `timeout` seconds; empty where there was only a poke or nothing."""
-        if not self._poll.poll(timeout * 1000):
+        # One for each call: ranks may be threads of a process, and two can't wait with the same one.
+        poll = select.poll()
+        poll.register(self._read, select.POLLIN)
+        if not poll.poll(timeout * 1000):
             return b""
         if not self._is_ours(self._read):
             time.sleep(timeout)

@@ -338,3 +338,26 @@ def test_a_system_call_that_waits_after_the_group_is_gone_is_interrupted(
     pair.terminate()
     assert pair.ranks[0].wait(10).returncode == -signal.SIGTERM
     assert received(agent)["meta"]["pytorch.end_reason"] == "destroyed"
+
+
+SURVIVING = (
+    INIT
+    + """
+    import signal
+    signal.signal(signal.SIGTERM, lambda *_: say("preempted"))
+    for life in range(3):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.destroy_process_group()
+        if life == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+"""
+)
+
+
+def test_what_ddtrace_takes_away_at_a_sigterm_that_a_job_survives_is_said(
+    agent: Agent, jobs: Jobs, tmp_path: Path
+) -> None:
+    result = Pair(jobs, agent, tmp_path / "log", SURVIVING, world_size=1).ranks[0].wait(60).ok()
+    off = "ddtrace's tracer is off, so nothing is told of this process group"
+    # Should a release of ddtrace no longer shut its tracer down, there is nothing to say, and all three have a span.
+    assert (result.stderr.count(off), len(rank_spans(tmp_path / "log"))) in ((1, 1), (0, 3))
