@@ -52,7 +52,7 @@ class Limits(NamedTuple):
     tag_value: int
 
 
-class Totals(NamedTuple):
+class Counters(NamedTuple):
     """Of all since the last time; how many, where it doesn't say bytes."""
 
     records: int
@@ -95,7 +95,7 @@ class Key(NamedTuple):
     stream: int
 
 
-class Sum(NamedTuple):
+class Counted(NamedTuple):
     """Of what ran under one name on one stream; times in ns, `buckets` as in :mod:`~ddtrace_pytorch.histogram`."""
 
     many: int
@@ -121,10 +121,10 @@ class Raw(NamedTuple):
 class Taken(NamedTuple):
     """What was counted since the last time; `other`: all that found no room."""
 
-    sums: dict[Key, Sum]
-    other: Sum
+    sums: dict[Key, Counted]
+    other: Counted
     raws: list[Raw]
-    totals: Totals
+    totals: Counters
 
 
 class Parent(NamedTuple):
@@ -241,12 +241,12 @@ class SamplerLibrary:
         """What was counted since the last time, by one thread at a time. RuntimeError where it isn't open, or in a
         forked child."""
         limits = self.limits
-        into = (c_uint64 * len(Totals._fields))()
+        into = (c_uint64 * len(Counters._fields))()
         if self._waiting.ks_take(
             self._rows, limits.rows, self._names, limits.name_bytes, self._raws, limits.raws, into
         ):
             raise RuntimeError(self.error)
-        totals = Totals(*into)
+        totals = Counters(*into)
         names = [_text(name) for name in bytes(memoryview(self._names)[: totals.name_bytes]).split(b"\0")[:-1]]
         other, *rows = _ROW.iter_unpack(memoryview(self._rows)[: totals.rows * _ROW.size])
         sums = {Key(names[row[0]], *row[1:4]): _sum(row) for row in rows}
@@ -264,6 +264,6 @@ def _text(raw: bytes) -> str:
     return raw.partition(b"\0")[0].decode(errors="backslashreplace")
 
 
-def _sum(row: tuple[Any, ...]) -> Sum:
+def _sum(row: tuple[Any, ...]) -> Counted:
     count, total, longest, *buckets = row[4:]
-    return Sum(count, total, longest, {bucket: many for bucket, many in enumerate(buckets) if many})
+    return Counted(count, total, longest, {bucket: many for bucket, many in enumerate(buckets) if many})

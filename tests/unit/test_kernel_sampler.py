@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 from ddtrace_pytorch.kernels import sampler_library as lib
 from ddtrace_pytorch.kernels.native import SET_ARGUMENTS
-from ddtrace_pytorch.kernels.sampler_library import COPY, FILL, KERNEL, SamplerLibrary, Sum
+from ddtrace_pytorch.kernels.sampler_library import COPY, FILL, KERNEL, Counted, SamplerLibrary
 from ddtrace_pytorch.kernels.step_signals import StepSignals
 
 DIRECTIONS = ("", " HtoD", " DtoH", " HtoA", " AtoH", " AtoA", " AtoD", " DtoA", " DtoD", " HtoH", " PtoP")
@@ -70,7 +70,7 @@ def name_of(record: Record) -> str:
     return record.name.decode()
 
 
-def added_up(records: Iterable[Record]) -> dict[lib.Key, Sum]:
+def added_up(records: Iterable[Record]) -> dict[lib.Key, Counted]:
     times: dict[lib.Key, list[int]] = {}
     for one in records:
         key = (name_of(one), one.kind, one.device, one.stream)
@@ -78,15 +78,15 @@ def added_up(records: Iterable[Record]) -> dict[lib.Key, Sum]:
     return {key: summed(took) for key, took in times.items()}
 
 
-def summed(times: list[int]) -> Sum:
-    return Sum(len(times), sum(times), max(times, default=0), dict(Counter(took.bit_length() for took in times)))
+def summed(times: list[int]) -> Counted:
+    return Counted(len(times), sum(times), max(times, default=0), dict(Counter(took.bit_length() for took in times)))
 
 
 def test_the_layout_is_the_one_that_callers_expect(closed: SamplerLibrary) -> None:
     assert closed.quick.ks_interface() == lib.INTERFACE
     limits = closed.limits
     assert closed.quick.ks_limits(None, 0) == len(limits)
-    assert limits[:3] == (lib._ROW.size, lib._RAW.size, 8 * len(lib.Totals._fields))
+    assert limits[:3] == (lib._ROW.size, lib._RAW.size, 8 * len(lib.Counters._fields))
     assert (limits.buckets, limits.reasons) == (lib.BUCKETS, len(lib.REASONS))
     assert limits.parent_size == lib._PARENT.size + limits.tags * (limits.tag_name + limits.tag_value)
 
