@@ -88,7 +88,7 @@ class Exporter:
         thread.start()
         self._thread = thread
         if self._handlers is not None:
-            self._handlers.start()
+            self._handlers.start(whose)
 
     def restart(self, whose: object = None) -> None:
         """After :meth:`close`: take more of the same session. Where the thread has not ended yet, this does nothing."""

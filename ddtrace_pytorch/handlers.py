@@ -48,11 +48,12 @@ class Handlers:
         self._closing = self._given_up = self._ended = False
         self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
-        """Start the thread; after :meth:`close`, for what comes late, with new handlers."""
+    def start(self, whose: object = None) -> None:
+        """Start the thread; after :meth:`close`, for what comes late, with new handlers. It keeps `whose`, to whom
+        `identity` and `agreed` belong, to its end."""
         self._closing = self._given_up = self._ended = False
         self._handlers = None
-        self._thread = threading.Thread(target=self._run, name="ddtrace_pytorch.handlers", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(whose,), name="ddtrace_pytorch.handlers", daemon=True)
         self._thread.start()
 
     def put(self, record: Record) -> None:
@@ -93,7 +94,7 @@ class Handlers:
             if lost:
                 warn(f"{lost:,} records came too late for the handlers in DD_PYTORCH_LOG_HANDLERS")
 
-    def _run(self) -> None:
+    def _run(self, _whose: object) -> None:
         leave_signals_to_others()
         # What they record in turn would come back to them, for ever.
         be_deaf()
