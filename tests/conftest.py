@@ -37,25 +37,26 @@ def jobs(tmp_path: Path) -> Iterator[Jobs]:
 
 # What no release of torch has a part in: CI runs these on one of them (`-m "not once"` leaves them out).
 ONCE = (
-    "unit/test_aftermath.py", "unit/test_diagnose.py", "unit/test_docs.py", "unit/test_doctor.py",
-    "unit/test_exporter.py", "unit/test_graph.py", "unit/test_inquest.py", "unit/test_job.py",
-    "unit/test_kernel_sampler.py", "unit/test_last_words.py", "unit/test_logs_as_found.py", "unit/test_page.py",
-    "unit/test_positions.py", "unit/test_reading_large_logs.py", "unit/test_report.py",
-    "unit/test_report_collectives.py", "unit/test_report_page.py", "unit/test_report_records.py",
-    "unit/test_report_steps.py", "unit/test_report_windows.py", "unit/test_roll_call.py", "unit/test_run_log_docs.py",
-    "unit/test_runlog.py", "unit/test_sampler.py", "unit/test_sampling_budget.py", "unit/test_settings.py",
-    "unit/test_settings_matter.py", "unit/test_slow_groups.py", "unit/test_spans_docs.py",
-    "unit/test_standstill.py", "unit/test_state_file.py", "unit/test_stragglers.py", "unit/test_timeline.py",
+    "unit/test_aftermath.py", "unit/test_asking_for_windows.py", "unit/test_diagnose.py", "unit/test_docs.py",
+    "unit/test_doctor.py", "unit/test_exporter.py", "unit/test_graph.py", "unit/test_inquest.py", "unit/test_job.py",
+    "unit/test_kernel_sampler.py", "unit/test_last_words.py", "unit/test_logs_as_found.py", "unit/test_mistyped.py",
+    "unit/test_page.py", "unit/test_piped.py", "unit/test_positions.py", "unit/test_pulse.py",
+    "unit/test_reading_large_logs.py", "unit/test_recover.py", "unit/test_report.py", "unit/test_report_collectives.py",
+    "unit/test_report_page.py", "unit/test_report_records.py", "unit/test_report_steps.py",
+    "unit/test_report_windows.py", "unit/test_roll_call.py", "unit/test_run_log_docs.py", "unit/test_runlog.py",
+    "unit/test_sampler.py", "unit/test_sampling_budget.py", "unit/test_settings.py", "unit/test_settings_matter.py",
+    "unit/test_signal_pipe.py", "unit/test_slow_groups.py", "unit/test_spans_docs.py", "unit/test_standstill.py",
+    "unit/test_starts.py", "unit/test_state_file.py", "unit/test_stragglers.py", "unit/test_timeline.py",
     "unit/test_timeline_clocks.py", "unit/test_timeline_lanes.py", "unit/test_troubleshooting.py",
-    "unit/test_verdict.py", "unit/test_verdict_faults.py", "unit/test_verdict_properties.py", "unit/test_windows.py",
-    "dist/test_cross_node.py", "dist/test_default_run.py", "dist/test_doors.py", "dist/test_identity_agreement.py",
-    "dist/test_lifecycle.py", "dist/test_loaders.py", "dist/test_log_handlers.py", "dist/test_markers.py",
-    "dist/test_parenthood.py", "dist/test_rank_span.py", "dist/test_records.py", "dist/test_report_of_a_job.py",
-    "dist/test_rotation.py", "dist/test_timeline.py", "dist/test_torchtitan.py", "dist/test_two_hosts.py",
-    "faults/test_agents.py", "faults/test_broken_descriptors.py", "faults/test_broken_signals.py",
-    "faults/test_broken_threads.py", "faults/test_chaos_agent.py", "faults/test_diagnose.py", "faults/test_endings.py",
-    "faults/test_forks.py", "faults/test_last_words.py", "faults/test_records.py", "faults/test_roll_call.py",
-    "faults/test_sigterm.py", "faults/test_untrusted.py",
+    "unit/test_verdict.py", "unit/test_verdict_faults.py", "unit/test_verdict_properties.py", "unit/test_which_job.py",
+    "unit/test_windows.py", "dist/test_cross_node.py", "dist/test_default_run.py", "dist/test_doors.py",
+    "dist/test_identity_agreement.py", "dist/test_lifecycle.py", "dist/test_loaders.py", "dist/test_log_handlers.py",
+    "dist/test_markers.py", "dist/test_parenthood.py", "dist/test_rank_span.py", "dist/test_records.py",
+    "dist/test_report_of_a_job.py", "dist/test_rotation.py", "dist/test_timeline.py", "dist/test_torchtitan.py",
+    "dist/test_two_hosts.py", "faults/test_agents.py", "faults/test_broken_descriptors.py",
+    "faults/test_broken_signals.py", "faults/test_broken_threads.py", "faults/test_chaos_agent.py",
+    "faults/test_diagnose.py", "faults/test_endings.py", "faults/test_forks.py", "faults/test_last_words.py",
+    "faults/test_records.py", "faults/test_roll_call.py", "faults/test_sigterm.py", "faults/test_untrusted.py",
 )  # fmt: skip
 
 # What costs much and goes as deep into torch as anything: CI runs it on the newest release alone.
@@ -63,7 +64,8 @@ NEWEST = (
     "compat/test_compiled.py", "compat/test_identity.py", "compat/test_parallel.py",
     "compat/test_records_compiled.py", "compat/test_sharded.py", "compat/test_values.py", "dist/test_checkpoints.py",
     "dist/test_examples.py", "dist/test_frameworks.py", "dist/test_giving_back.py",
-    "dist/test_passing_for_functions.py", "dist/test_training_alone.py", "dist/test_whereabouts.py",
+    "dist/test_lives_leave_nothing.py", "dist/test_passing_for_functions.py", "dist/test_training_alone.py",
+    "dist/test_whereabouts.py",
 )  # fmt: skip
 
 
