@@ -50,6 +50,7 @@ SETTINGS = {
 # Of one rank, once a training has settled in: what it may take more in the second half of that time than in the first.
 # A profiler window takes some 12 MiB while it is read, so that of each two minutes the least counts.
 MOST_MIB, APART = 3.0, 120.0
+SETTLES_MINUTES = 10.0
 
 Series = dict[str, list[float]]
 # Its rank and number, and when it starts and ends.
@@ -173,16 +174,17 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def complaints(found: dict[str, Any]) -> list[str]:
-    """What isn't flat, or didn't arrive. Of each series the first third is left out, in which a training settles in."""
+    """What isn't flat, or didn't arrive. Of each series the first third is left out, in which a training settles in:
+    that takes minutes, so what a shorter one has at its end isn't compared."""
     wrong = []
-    minutes = found["asked"]["minutes"]
-    for number, series in enumerate(found["ranks"]):
+    settles = found["asked"]["minutes"] >= SETTLES_MINUTES
+    for number, series in enumerate(found["ranks"] if settles else ()):
         settled = len(series["t"]) // 3
         for what in ("threads", "descriptors"):
             before, after = series[what][settled : 2 * settled], series[what][2 * settled :]
             if median(after) > median(before):
                 wrong.append(f"rank {number} has {median(after):g} {what}, after {median(before):g}")
-        grown = growth_mib(series) if minutes >= 10 else 0.0
+        grown = growth_mib(series)
         if grown > MOST_MIB:
             wrong.append(f"rank {number} grew by {grown:.2f} MiB")
     if found["asked"]["without_us"]:
