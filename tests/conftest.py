@@ -50,22 +50,23 @@ ONCE = (
     "unit/test_timeline_clocks.py", "unit/test_timeline_lanes.py", "unit/test_troubleshooting.py",
     "unit/test_verdict.py", "unit/test_verdict_faults.py", "unit/test_verdict_properties.py", "unit/test_which_job.py",
     "unit/test_windows.py", "dist/test_cross_node.py", "dist/test_default_run.py", "dist/test_doors.py",
-    "dist/test_identity_agreement.py", "dist/test_lifecycle.py", "dist/test_loaders.py", "dist/test_log_handlers.py",
-    "dist/test_markers.py", "dist/test_parenthood.py", "dist/test_rank_span.py", "dist/test_records.py",
-    "dist/test_report_of_a_job.py", "dist/test_rotation.py", "dist/test_timeline.py", "dist/test_torchtitan.py",
-    "dist/test_two_hosts.py", "faults/test_agents.py", "faults/test_broken_descriptors.py",
-    "faults/test_broken_signals.py", "faults/test_broken_threads.py", "faults/test_chaos_agent.py",
-    "faults/test_diagnose.py", "faults/test_endings.py", "faults/test_forks.py", "faults/test_last_words.py",
-    "faults/test_records.py", "faults/test_roll_call.py", "faults/test_sigterm.py", "faults/test_untrusted.py",
+    "dist/test_identity_agreement.py", "dist/test_kernel_sampling.py", "dist/test_lifecycle.py", "dist/test_loaders.py",
+    "dist/test_log_handlers.py", "dist/test_markers.py", "dist/test_native_parent.py", "dist/test_parenthood.py",
+    "dist/test_rank_span.py", "dist/test_records.py", "dist/test_report_of_a_job.py", "dist/test_rotation.py",
+    "dist/test_spans_documented.py", "dist/test_timeline.py", "dist/test_torchtitan.py", "dist/test_two_hosts.py",
+    "faults/test_agents.py", "faults/test_broken_descriptors.py", "faults/test_broken_signals.py",
+    "faults/test_broken_threads.py", "faults/test_chaos_agent.py", "faults/test_diagnose.py", "faults/test_endings.py",
+    "faults/test_forks.py", "faults/test_last_words.py", "faults/test_records.py", "faults/test_roll_call.py",
+    "faults/test_sigterm.py", "faults/test_untrusted.py",
 )  # fmt: skip
 
 # What costs much and goes as deep into torch as anything: CI runs it on the newest release alone.
 NEWEST = (
-    "compat/test_compiled.py", "compat/test_identity.py", "compat/test_parallel.py",
-    "compat/test_records_compiled.py", "compat/test_sharded.py", "compat/test_values.py", "dist/test_checkpoints.py",
-    "dist/test_examples.py", "dist/test_frameworks.py", "dist/test_giving_back.py",
-    "dist/test_lives_leave_nothing.py", "dist/test_passing_for_functions.py", "dist/test_training_alone.py",
-    "dist/test_whereabouts.py",
+    "compat/test_compiled.py", "compat/test_identity.py", "compat/test_parallel.py", "compat/test_records_compiled.py",
+    "compat/test_sharded.py", "compat/test_values.py", "dist/test_checkpoints.py", "dist/test_coverage.py",
+    "dist/test_examples.py", "dist/test_frameworks.py", "dist/test_giving_back.py", "dist/test_lives_leave_nothing.py",
+    "dist/test_passing_for_functions.py", "dist/test_training_alone.py", "dist/test_whereabouts.py",
+    "faults/test_stalls.py",
 )  # fmt: skip
 
 
