@@ -610,9 +610,10 @@ class Session:
                 return
             self._tell_before_the_end(interrupted=True)
             self._finish(End("signal:SIGTERM"))
-        if self._exporter.drain(FAREWELL_SECONDS):
-            self._lookout.forget()
-        die(signal.SIGTERM)
+            # Still in here: a close that began meanwhile would end the exporter before the span is sent.
+            if self._exporter.drain(FAREWELL_SECONDS):
+                self._lookout.forget()
+            die(signal.SIGTERM)
         # Still here: PID 1 of a container, which the kernel spares.
         self._terminated = False
         self.span.reopen(self._clock.now())
