@@ -79,14 +79,16 @@ def rendezvous_facts(arguments: Mapping[str, Any]) -> dict[str, Fact]:
 def wanted_settings() -> Settings | None:
     """The settings of a session that opens now; None where they want none."""
     settings = load_settings()
-    wanted = settings.trace_enabled and tracer.enabled and settings.export != "none"
-    return settings if wanted else None
+    return settings if _ask_for_one(settings) and tracer.enabled else None
+
+
+def _ask_for_one(settings: Settings) -> bool:
+    return settings.trace_enabled and settings.export != "none"
 
 
 def say_if_ddtrace_is_off() -> None:
     """Where a session would be wanted but for ddtrace, which had a tracer when the one before was opened."""
-    settings = load_settings()
-    if settings.trace_enabled and settings.export != "none" and not tracer.enabled:
+    if _ask_for_one(load_settings()) and not tracer.enabled:
         warn_once(
             "ddtrace's tracer is off, so nothing is told of this process group, nor written to its run log. ddtrace "
             "shuts it down at a SIGTERM, also where a handler of yours has the process go on"

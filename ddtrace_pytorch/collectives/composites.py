@@ -11,7 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from ddtrace_pytorch.border import leave_no_trace, safely
-from ddtrace_pytorch.collectives.generated import compiled, signature_of
+from ddtrace_pytorch.collectives.generated import maker, signature_of
 from ddtrace_pytorch.collectives.surface import SCATTERS, Operation
 from ddtrace_pytorch.compiler import compiling
 from ddtrace_pytorch.ledger import Cell, How, Ledger
@@ -125,8 +125,8 @@ def coalescing(operation: Operation, ledger: Ledger, in_flight: InFlight, track:
         }
         code = inspect.unwrap(original).__code__
         source = _BLOCK.format(parameters=parameters, arguments=arguments)
-        exec(compiled(source, code.co_filename, code.co_firstlineno), names)
-        counting: Callable[..., Any] = names.pop("make")(original, counted, block, compiling())
+        make = maker(source, code.co_filename, code.co_firstlineno, names)
+        counting: Callable[..., Any] = make(original, counted, block, compiling())
         counting.__qualname__ = original.__qualname__
         return counting if is_generator else contextlib.contextmanager(counting)
 

@@ -7,7 +7,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from types import CodeType
-from typing import Any
+from typing import Any, cast
 
 
 def signature_of(original: Callable[..., Any]) -> tuple[str, str, list[Any]]:
@@ -20,9 +20,14 @@ def signature_of(original: Callable[..., Any]) -> tuple[str, str, list[Any]]:
     return written, ", ".join(parameters), [one.default for one in parameters.values()]
 
 
+def maker(source: str, file: str, line: int, namespace: dict[str, Any]) -> Callable[..., Any]:
+    """The function `make` that `source` defines in `namespace`, as if all of it stood in one line of `file`."""
+    exec(_compiled(source, file, line), namespace)
+    return cast(Callable[..., Any], namespace.pop("make"))  # not left there, or the two would hold each other
+
+
 @functools.lru_cache(maxsize=128)  # one for each operation: a process may open many sessions
-def compiled(source: str, file: str, line: int) -> CodeType:
-    """`source` compiled as if all of it stood in one line of `file`."""
+def _compiled(source: str, file: str, line: int) -> CodeType:
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if hasattr(node, "lineno"):

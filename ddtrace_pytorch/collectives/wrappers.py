@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from ddtrace_pytorch.border import leave_no_trace, safely
 from ddtrace_pytorch.collectives import c_wrappers, sizes
 from ddtrace_pytorch.collectives.composites import Composite
-from ddtrace_pytorch.collectives.generated import compiled, signature_of
+from ddtrace_pytorch.collectives.generated import maker, signature_of
 from ddtrace_pytorch.collectives.in_flight import InFlight
 from ddtrace_pytorch.collectives.surface import Kind, Operation
 from ddtrace_pytorch.in_place import UnknownShape
@@ -167,8 +167,7 @@ class Leaf:
             "_Composite": Composite,
             **{name: getattr(sizes, name) for name in sizes.__all__},
         }
-        exec(compiled(source, home.file, home.line), namespace)
-        make: Callable[..., FunctionType] = namespace.pop("make")  # or it and what it is defined in hold each other
+        make: Callable[..., FunctionType] = maker(source, home.file, home.line, namespace)
         local, new_slot = self._in_flight.local, self._in_flight.new_slot
         made = make(original, self._waited, self._issued, self._find, local, new_slot, self._track)
         made.__qualname__ = original.__qualname__  # the interpreter names the function so when it is called wrongly

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 from harness.job import DDTRACE_RUN, Jobs, environment, torchrun
@@ -58,8 +57,6 @@ LIVES = """
 
 
 def test_a_life_that_is_over_is_given_back(jobs: Jobs, tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(dedent(LIVES))
     env = environment(
         None,
         WORK=str(tmp_path),
@@ -72,7 +69,7 @@ def test_a_life_that_is_over_is_given_back(jobs: Jobs, tmp_path: Path) -> None:
         DD_PYTORCH_ROTATION_SECONDS="1",
         DD_PYTORCH_SNAPSHOT_SECONDS="1",
     )
-    jobs.run([*DDTRACE_RUN, *torchrun(2), str(script)], env).ok()
+    jobs.run([*DDTRACE_RUN, *torchrun(2), jobs.script(LIVES)], env).ok()
     for rank in (0, 1):
         said = json.loads((tmp_path / f"said-{rank}.json").read_text())
         second, last = said[1], said[-1]
