@@ -163,6 +163,18 @@ def safely(what: str, say: Callable[..., None] = warn_once) -> Callable[[Callabl
     return decorate
 
 
+def call_each(*functions: Callable[[], object]) -> None:
+    """Call all of them, whatever those before have raised; the first that was raised goes on at the end."""
+    raised: BaseException | None = None
+    for function in functions:
+        try:
+            function()
+        except BaseException as error:
+            raised = raised or error
+    if raised is not None:
+        raise raised
+
+
 def leave_no_trace(error: BaseException) -> None:
     """Take the frame that calls this, and has just caught `error`, out of the traceback; a bare ``raise`` follows.
 

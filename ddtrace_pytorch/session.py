@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ddtrace.constants import USER_KEEP
 
 from ddtrace_pytorch import hooks, parenthood
-from ddtrace_pytorch.border import safely, warn_for_host, warn_once
+from ddtrace_pytorch.border import call_each, safely, warn_for_host, warn_once
 from ddtrace_pytorch.c_signals import die
 from ddtrace_pytorch.clock import Clock
 from ddtrace_pytorch.collectives.group_lives import GroupLives
@@ -243,8 +243,13 @@ class Session:
         All that is waited for shares :data:`CLOSE_SECONDS`, with what :meth:`group_going` took of them.
         """
         deadline = Deadline(CLOSE_SECONDS - self._spent_going)
-        # What ends the process may be the handler of a signal that the Pulse is about to hear.
-        self._pulse.catch_up(deadline.left(CATCH_UP_SECONDS))
+        call_each(
+            # What ends the process may be the handler of a signal that the Pulse is about to hear.
+            lambda: self._pulse.catch_up(deadline.left(CATCH_UP_SECONDS)),
+            lambda: self._close_once(end, deadline),
+        )
+
+    def _close_once(self, end: End, deadline: Deadline) -> None:
         with self._closing:
             if self._closed:
                 return
@@ -252,33 +257,51 @@ class Session:
             self._handler.hold()
         try:
             self._close(end, deadline)
+        except BaseException:
+            # The last wait may be what was cut short, and the process may be about to end.
+            self._close_exporter(deadline)
+            raise
         finally:
             self._handler.rest()
 
     def _close(self, end: End, deadline: Deadline) -> None:
         before_export = deadline.earlier(EXPORT_SECONDS)
-        self.windows.cut("the session ended")
-        self._lookout.say_why(before_export, badly=end.error is not None)
-        self.leave_store(before_export)
-        if self._introduced is None:
-            self._know(self._introduction.own)
-        # Before the span ends: a rotation after that would end it a second time.
-        self._pulse.stop(before_export.left())
-        if self._terminated and end.error is None:
-            end = End("signal:SIGTERM")
-        elif self._interrupted is not None and end.error is None and not self._pace().went_on_since(self._interrupted):
-            end = End("signal:SIGINT")
-        self._close_collectives(before_export)
-        if self._records is not None:
-            self._records.gather(before_export)
-        self._close_training(end)
-        self.windows.close(before_export)
-        self._sampler.close(before_export)
-        if self._records is not None:
-            self._records.close()
-        self._finish(end)
-        self._parent.unregister()
-        self._lookout.close(deadline)
+        call_each(
+            lambda: self.windows.cut("the session ended"),
+            lambda: self._lookout.say_why(before_export, badly=end.error is not None),
+            lambda: self.leave_store(before_export),
+            lambda: self._know(self._introduction.own),
+            # Before the span ends: a rotation after that would end it a second time.
+            lambda: self._pulse.stop(before_export.left()),
+            lambda: self._tell_the_end(self._as_heard(end), before_export, deadline),
+        )
+
+    def _tell_the_end(self, end: End, before_export: Deadline, deadline: Deadline) -> None:
+        records = self._records
+        call_each(
+            lambda: self._close_collectives(before_export),
+            lambda: records.gather(before_export) if records is not None else None,
+            lambda: self._close_training(end),
+            lambda: self.windows.close(before_export),
+            lambda: self._sampler.close(before_export),
+            lambda: records.close() if records is not None else None,
+            lambda: self._finish(end),
+            self._parent.unregister,
+            lambda: self._lookout.close(deadline),
+            lambda: self._close_exporter(deadline),
+        )
+
+    def _as_heard(self, end: End) -> End:
+        """`end`, or the signal that was the reason for it, as far as the Pulse has heard one."""
+        if end.error is not None:
+            return end
+        if self._terminated:
+            return End("signal:SIGTERM")
+        if self._interrupted is not None and not self._pace().went_on_since(self._interrupted):
+            return End("signal:SIGINT")
+        return end
+
+    def _close_exporter(self, deadline: Deadline) -> None:
         if self._exporter.close(max(0.1, deadline.left())):
             self._lookout.forget()
 
@@ -608,10 +631,16 @@ class Session:
             if self._closed:
                 self._handler.hold(signal.SIGTERM)
                 return
+            deadline = Deadline(FAREWELL_SECONDS)
+            if self._introduced is None:
+                # Nothing is written of a rank that has no job.
+                self._meeting.hurry()
+                self._store_thread.join(deadline.left(STORE_SECONDS))
+                self._know(self._introduction.own)
             self._tell_before_the_end(interrupted=True)
             self._finish(End("signal:SIGTERM"))
             # Still in here: a close that began meanwhile would end the exporter before the span is sent.
-            if self._exporter.drain(FAREWELL_SECONDS):
+            if self._exporter.drain(deadline.left()):
                 self._lookout.forget()
             die(signal.SIGTERM)
         # Still here: PID 1 of a container, which the kernel spares.

@@ -35,7 +35,7 @@ def _chain(handler: Any) -> Iterator[Any]:
     """`handler` and what it hands on to, as far as that can be told: past ours and ddtrace's."""
     yield handler
     while True:
-        if isinstance(handler, Handler):
+        if isinstance(handler, Place):
             handler = handler.previous
         elif getattr(handler, "__module__", None) in ("ddtrace.internal.utils.signals", "ddtrace.internal.atexit"):
             # ddtrace keeps the handler it found in a closure cell; where there is none, it ends in the default.
@@ -52,6 +52,30 @@ def ends_in_default(handler: Any) -> bool:
     return last is None or last == signal.SIG_DFL
 
 
+def _hand_on(previous: Any, number: int, frame: FrameType | None, for_us: bool) -> None:
+    if callable(previous):
+        previous(number, frame)
+    elif for_us:
+        c_signals.die(number)
+
+
+class Place:
+    """Where our handler stands in the chain of handlers: over `previous`.
+
+    It stands there once more where ddtrace's has come over it: that shuts down what sends our spans, and may not run
+    before we do.
+    """
+
+    def __init__(self, handler: Handler, previous: Any) -> None:
+        self.handler = handler
+        self.previous = previous
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        # A handler of the user's that calls the one before it, if that is callable, goes on after us; with the
+        # default action before it, it would not have called anything.
+        self.handler.hear(number, frame, self.previous, directly=sys._getframe().f_back is frame)
+
+
 class Handler:
     """Our SIGTERM handler and the pipe beside it: installed while we are on, at work while somebody listens.
 
@@ -59,7 +83,6 @@ class Handler:
     """
 
     def __init__(self) -> None:
-        self.previous: Any = signal.SIG_DFL
         self.pipe = SignalPipe()
         self._forget()
 
@@ -72,26 +95,28 @@ class Handler:
         self._answered = threading.Event()
         # What handlers of other signals raised first while the process was to end.
         self._raised: BaseException | None = None
+        # Whose the signal is that is on its way down the chain, where we may stand more than once.
+        self._handed_on_for_us: bool | None = None
         self._left_to_the_user = False
         self._was_ours_alone = True
 
     def install(self) -> None:
         """Install over the present handler if that does nothing of the user's. Main thread only."""
         present: Any = signal.getsignal(signal.SIGTERM)
-        # Not over a handler of ddtrace's that came over ours: the two would call each other for ever.
-        installed = any(handler is self for handler in _chain(present))
-        if not installed and ends_in_default(present) and not c_signals.handled_in_c(signal.SIGTERM):
-            self.previous = present
-            signal.signal(signal.SIGTERM, self)
+        if not self._is(present) and ends_in_default(present) and not c_signals.handled_in_c(signal.SIGTERM):
+            signal.signal(signal.SIGTERM, Place(self, present))
         self.pipe.attach()
 
     def remove(self) -> None:
         """Give the handler before ours back if ours is the one installed, and close the pipe. Main thread only."""
         self._listening = False
         installed: Any = signal.getsignal(signal.SIGTERM)
-        if installed is self:
-            signal.signal(signal.SIGTERM, self.previous)
+        if self._is(installed):
+            signal.signal(signal.SIGTERM, installed.previous)
         self.pipe.close()
+
+    def _is(self, installed: Any) -> bool:
+        return isinstance(installed, Place) and installed.handler is self
 
     def listen(self) -> None:
         """A Pulse reads the pipe from now on; what was written before is not meant for it."""
@@ -152,10 +177,12 @@ class Handler:
         """The Pulse has done what there was to do."""
         self._answered.set()
 
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        # A handler of the user's that calls the one before it, if that is callable, goes on after us; with the
-        # default action before it, it would not have called anything.
-        for_us = sys._getframe().f_back is frame or self._under_ddtraces(number)
+    def hear(self, number: int, frame: FrameType | None, previous: Any, directly: bool) -> None:
+        """Python's handler, called `directly` or by another one; `previous` is the one below."""
+        if self._handed_on_for_us is not None:
+            _hand_on(previous, number, frame, self._handed_on_for_us)
+            return
+        for_us = directly or self._under_ddtraces(number)
         if self._asking:
             return  # one of many: the first is being seen to
         held = self._held
@@ -164,15 +191,15 @@ class Handler:
                 held.append(number)
             return
         if for_us:
-            self._end(number, frame)
+            self._end(number, frame, previous)
         else:
-            self._see_to(number, frame, for_us)
+            self._see_to(number, frame, previous, for_us)
 
-    def _end(self, number: int, frame: FrameType | None) -> None:
+    def _end(self, number: int, frame: FrameType | None, previous: Any) -> None:
         """Die of the signal, which is ours, whatever is raised meanwhile."""
         until = time.monotonic() + ANSWER_SECONDS
         try:
-            self._see_to(number, frame, for_us=True)
+            self._see_to(number, frame, previous, for_us=True)
         except BaseException as error:
             self._keep(error)
             if self._listening:
@@ -185,17 +212,18 @@ class Handler:
     def _keep(self, error: BaseException) -> None:
         self._raised = self._raised or error
 
-    def _see_to(self, number: int, frame: FrameType | None, for_us: bool) -> None:
+    def _see_to(self, number: int, frame: FrameType | None, previous: Any, for_us: bool) -> None:
         if self._listening and self._ask(number, for_us):
             return  # and we are still here: PID 1, or called by the user's handler
-        if callable(self.previous):
-            self.previous(number, frame)
-        elif for_us:
-            c_signals.die(number)
+        self._handed_on_for_us = for_us
+        try:
+            _hand_on(previous, number, frame, for_us)
+        finally:
+            self._handed_on_for_us = None
 
     def _under_ddtraces(self, number: int) -> bool:
         present: Any = signal.getsignal(number)
-        return present is not self and present != signal.SIG_DFL and ends_in_default(present)
+        return not self._is(present) and present != signal.SIG_DFL and ends_in_default(present)
 
     def _ask(self, number: int, for_us: bool) -> bool:
         """Have the Pulse see to the signal; whether it did in time."""

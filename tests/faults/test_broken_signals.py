@@ -75,6 +75,14 @@ def raises(number, frame):
     raise Died
 """
 
+LATE = """
+write = session()._exporter._write_log
+def late():
+    time.sleep(0.3)
+    write()
+session()._exporter._write_log = late
+"""
+
 TERMINATED = (-signal.SIGTERM, "signal:SIGTERM")
 
 # How the script goes on -> the exit status and the reasons in the log.
@@ -152,19 +160,39 @@ work(10)
 """,
         (-signal.SIGTERM, "destroyed"),
     ),
+    # The writer is late: what the handler raises must not leave the span with it.
     "while closing, and a handler raises": (
         SLOWLY
+        + LATE
         + """
-def slow(timeout):
+writer = session()._exporter._thread
+join = writer.join
+def cut_short(timeout):
+    writer.join = join
     terminate()
     os.kill(os.getpid(), signal.SIGUSR1)
     work(10)
-session()._exporter.close = slow
+writer.join = cut_short
 signal.signal(signal.SIGUSR1, raises)
 dist.destroy_process_group()
 work(10)
 """,
         (-signal.SIGTERM, "destroyed"),
+    ),
+    "as closing begins, and a handler raises": (
+        SLOWLY
+        + LATE
+        + """
+def cut_short(timeout):
+    terminate()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    work(10)
+session()._pulse.stop = cut_short
+signal.signal(signal.SIGUSR1, raises)
+dist.destroy_process_group()
+work(10)
+""",
+        TERMINATED,
     ),
     "a thousand": (
         """
@@ -283,6 +311,7 @@ def test_the_process_does_what_it_would_without_us_and_its_span_gets_out(jobs: J
         result = job.wait()
         assert result.returncode == status, f"{name}: {result.describe()}"
         assert "Traceback" not in result.stderr, f"{name}: {result.describe()}"
-        assert rank_spans(tmp_path / name)[-1]["tags"]["pytorch.end_reason"] == reason, name
+        reasons = [span["tags"].get("pytorch.end_reason") for span in rank_spans(tmp_path / name)]
+        assert reasons[-1:] == [reason], f"{name}: {result.describe()}"
         assert name != "blocked" or "SAVED" in result.stdout
         assert ", raises)" not in HARD[name][0] or "RAISED" in result.stdout, f"{name}: {result.describe()}"

@@ -103,6 +103,31 @@ def test_a_rank_blocked_in_a_collective_against_a_frozen_peer_says_farewell_and_
     assert span["error"] == 1
 
 
+UNTOLD = (
+    INIT
+    + """
+    if os.environ["RANK"] == "0":
+        import ddtrace_pytorch
+        ddtrace_pytorch.unpatch()
+    dist.init_process_group("gloo")
+    say("ready")
+    time.sleep(60)
+"""
+)
+
+
+def test_a_rank_that_has_not_heard_whose_it_is_leaves_its_span_all_the_same(
+    agent: Agent, jobs: Jobs, tmp_path: Path
+) -> None:
+    pair = Pair(jobs, agent, tmp_path / "log", UNTOLD)
+    pair.says("ready", rank=1)
+    sent = pair.terminate(rank=1)
+    assert pair.ranks[1].wait(20).returncode == -signal.SIGTERM
+    assert time.monotonic() - sent < PROMISED_SECONDS + SLACK_SECONDS
+    assert pair.ends(rank=1)["tags"]["pytorch.end_reason"] == "signal:SIGTERM"
+    assert received(agent, rank=1)["meta"]["training_job.id"]
+
+
 HANDLED = (
     INIT
     + """
@@ -211,6 +236,44 @@ def test_an_ignored_sigterm_stays_ignored(agent: Agent, jobs: Jobs, tmp_path: Pa
     for job in pair.ranks:
         job.wait().ok()
     assert received(agent)["meta"]["pytorch.end_reason"] == "destroyed"
+
+
+# Patched by hand, so that ddtrace's tracer, whose handler ends what has begun to send, comes only as the session opens.
+# The Pulse is late.
+OVER_OURS = """
+    import os, signal, time
+    import ddtrace_pytorch
+    ddtrace_pytorch.patch()
+    import torch.distributed as dist
+    from ddtrace_pytorch.instrumentation import _switched_on
+    children = []
+    def train():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        from ddtrace.trace import tracer
+        with tracer.trace("user.work"):
+            pass
+        tracer.flush()
+        pulse = _switched_on.lifecycle.current._pulse
+        hear = pulse._on_signals
+        pulse._on_signals = lambda heard: (time.sleep(0.5), hear(heard))
+        os.kill(os.getpid(), signal.SIGTERM)
+        while True:
+            time.sleep(0.01)
+    if os.environ["FORKED"] == "0":
+        train()
+    child = os.fork()
+    if child == 0:
+        train()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+    os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+@pytest.mark.parametrize("forked", ["0", "1"])
+def test_ddtraces_handler_does_not_run_before_ours(agent: Agent, jobs: Jobs, forked: str) -> None:
+    result = jobs.run([*PYTHON, jobs.script(OVER_OURS)], environment(agent.url, FORKED=forked))
+    assert result.returncode == -signal.SIGTERM, result.describe()
+    assert received(agent)["meta"]["pytorch.end_reason"] == "signal:SIGTERM"
 
 
 FORKING = (
