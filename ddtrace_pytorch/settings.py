@@ -442,6 +442,13 @@ TABLE: tuple[Setting, ...] = (
         "Cap of one rank's traces on disk, in MiB; the oldest go first.",
     ),
     Setting(
+        "DD_PYTORCH_PROFILE_WITH",
+        "profile_with",
+        _one_of("torch", "sampler"),
+        "torch",
+        "What windows are taken with: `torch`'s profiler, or the kernel `sampler`, where only a GPU's part is wanted.",
+    ),
+    Setting(
         "DD_PYTORCH_PROFILE_CPU",
         "profile_cpu",
         _switch,
@@ -516,6 +523,7 @@ class Settings:
     profile_slow: bool
     profile_ranks: RankChoice
     profile_max_mb: float
+    profile_with: str
     profile_cpu: bool
     profile_shapes: bool
     profile_stacks: bool

@@ -46,7 +46,7 @@
 #define NAMES 2048u
 #define NAME_BYTES (512u << 10)
 #define NAME_AT_MOST 4095u /* bytes; of a longer name the beginning counts */
-#define RAWS 16384u
+#define RAWS 262144u /* what isn't kept takes no memory */
 #define BUCKETS 64u /* as in ddtrace_pytorch.histogram */
 #define SLOTS 4096u /* of a hash table: a power of two, and twice what is in it */
 #define RECENT 4096u

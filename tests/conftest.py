@@ -39,7 +39,8 @@ def jobs(tmp_path: Path) -> Iterator[Jobs]:
 ONCE = (
     "unit/test_aftermath.py", "unit/test_diagnose.py", "unit/test_docs.py", "unit/test_doctor.py",
     "unit/test_exporter.py", "unit/test_graph.py", "unit/test_inquest.py", "unit/test_job.py",
-    "unit/test_kernel_sampler.py", "unit/test_last_words.py", "unit/test_logs_as_found.py", "unit/test_page.py",
+    "unit/test_kernel_sampler.py", "unit/test_last_words.py", "unit/test_logs_as_found.py", "unit/test_own_windows.py",
+    "unit/test_page.py",
     "unit/test_positions.py", "unit/test_pulse.py", "unit/test_reading_large_logs.py", "unit/test_report.py",
     "unit/test_report_collectives.py", "unit/test_report_page.py", "unit/test_report_records.py",
     "unit/test_report_steps.py", "unit/test_report_windows.py", "unit/test_roll_call.py", "unit/test_run_log_docs.py",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from ddtrace_pytorch.kernels.aggregates import Event
+
+T = TypeVar("T")
 
 # Beyond that the first ones have to do: whoever reads holds the interpreter.
 MOST = 200_000
@@ -15,12 +17,27 @@ AT_A_TIME = 500
 _CPU = 0
 
 
+class Recorded:
+    """What torch's profiler has recorded."""
+
+    def __init__(self, results: Any) -> None:
+        self._results = results
+
+    def read(self, ahead: int) -> tuple[int, Iterator[Event]]:
+        """How many events there are, and those that count, with times on the clock that the system's is `ahead` of."""
+        found = self._results.events()  # which takes its time at each call
+        return len(found), events(found, ahead)
+
+    def save(self, path: str) -> None:
+        """Write the trace."""
+        self._results.save(path)
+
+
 def events(found: Sequence[Any], ahead: int = 0) -> Iterator[Event]:
-    """Of what a profiler's results have (their ``events()``, which takes its time at each call), those of the GPU;
-    where there is none, all. In the order in which they are given, with times in ns on the clock that the system's is
-    `ahead` of; what has no times is left out."""
-    on_gpu = [event for event in _giving_way(found) if int(event.device_type()) != _CPU]
-    for event in _giving_way((on_gpu or found)[:MOST]):
+    """Of what a profiler's results have, those of the GPU; where there is none, all. In the order in which they are
+    given, with times in ns on the clock that the system's is `ahead` of; what has no times is left out."""
+    on_gpu = [event for event in giving_way(found) if int(event.device_type()) != _CPU]
+    for event in giving_way((on_gpu or found)[:MOST]):
         start, took = times(event)
         if took >= 0:
             start -= ahead
@@ -35,7 +52,8 @@ def times(event: Any) -> tuple[int, int]:
     return event.start_us() * 1000, event.duration_us() * 1000  # up to torch 2.3
 
 
-def _giving_way(found: Sequence[Any]) -> Iterator[Any]:
+def giving_way(found: Sequence[T]) -> Iterator[T]:
+    """All of them, with turns for other threads in between."""
     for at in range(0, len(found), AT_A_TIME):
         time.sleep(0)
         yield from found[at : at + AT_A_TIME]

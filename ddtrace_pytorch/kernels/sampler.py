@@ -26,9 +26,10 @@ from ddtrace_pytorch.exporter import Exporter
 from ddtrace_pytorch.kernels import sampled
 from ddtrace_pytorch.kernels.aggregates import Event
 from ddtrace_pytorch.kernels.demangling import demangled
+from ddtrace_pytorch.kernels.own_trace import UNNAMED, name_of
 from ddtrace_pytorch.kernels.profilers import Profilers
 from ddtrace_pytorch.kernels.sampled import Run, Sum, Totals
-from ddtrace_pytorch.kernels.sampler_library import Raw, SamplerLibrary, Taken, find, libcupti
+from ddtrace_pytorch.kernels.sampler_library import Raw, SamplerLibrary, Taken, opened
 from ddtrace_pytorch.kernels.sampling_budget import SamplingBudget
 from ddtrace_pytorch.kernels.step_signals import StepSignals
 from ddtrace_pytorch.kernels.symbols import functions
@@ -44,8 +45,8 @@ from ddtrace_pytorch.training.steps import Steps
 _MOST_IN_A_ROW = 8
 # Steps that may still be told of, of which kernels are known.
 _REMEMBERED = 8
-# What there were too many names for.
-_OTHER = "other kernels"
+# Kernels of one step that are looked at one by one, at most.
+_MOST_ONE_BY_ONE = 16_384
 # At a session's end, for the GPU to run what was launched.
 _PATIENCE = 0.1
 
@@ -63,20 +64,16 @@ def made(
     """One, where that is wanted and can be."""
     if torch.version.cuda is None or functions(NATIVE_TRACER) is not None:
         return None
-    path, cupti = find(), libcupti()
-    if path is None or cupti is None:
-        why = "the kernel sampler was not built" if path is None else "torch has brought no libcupti"
+    try:
+        library = opened()
+    except RuntimeError as why:
         warn_first(f"the GPU's kernels are not counted: {why}")
-        return None
-    library = SamplerLibrary(path)
-    if library.open(cupti):
-        warn_first(f"the GPU's kernels are not counted: {library.error}")
         return None
     return Sampler(settings, clock, span, exporter, steps, profilers, library, Gpu(torch))
 
 
 def _event(raw: Raw, ahead: int) -> Event:
-    return Event(demangled(raw.name or _OTHER), raw.start - ahead, raw.end - ahead, raw.stream, True)
+    return Event(name_of(raw), raw.start - ahead, raw.end - ahead, raw.stream, True)
 
 
 class Gpu:
@@ -199,6 +196,8 @@ class Sampler:
         """A profiler begins, of the user's or of ours."""
         self._on = self._launched = self._over = None
         self._library.off()
+        self._library.keep(0)
+        self._keeps = False
         with self._taking:
             self._totals.lost += self._library.take().totals.records
 
@@ -306,7 +305,7 @@ class Sampler:
     def _begin(self, number: int, now: int) -> None:
         wanted = self._wants_detail
         if wanted != self._keeps:
-            self._library.keep(self._library.limits.raws if wanted else 0)
+            self._library.keep(_MOST_ONE_BY_ONE if wanted else 0)
             self._keeps = wanted
         self._signals.look()
         # In this order: a profiler that begins on another thread meanwhile finds it, or is found.
@@ -331,7 +330,7 @@ class Sampler:
     def _run(self, recorded: _Recorded, taken: Taken) -> Run:
         kernels: dict[str, Sum] = {}
         of_names = ((demangled(key.name), one) for key, one in taken.sums.items())
-        rest = ((_OTHER, taken.other),) if taken.other.many else ()
+        rest = ((UNNAMED, taken.other),) if taken.other.many else ()
         sampled.add_up(kernels, ((name, Sum(one.many, one.total, one.longest)) for name, one in (*of_names, *rest)))
         parent = self._library.parent()
         totals, ahead = taken.totals, time.time_ns() - self._clock.now()

@@ -7,6 +7,7 @@ compiler. Its calls give 0, or what is wrong, which :attr:`SamplerLibrary.error`
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import struct
 from collections.abc import Iterable
@@ -127,6 +128,25 @@ class Taken(NamedTuple):
     totals: Counters
 
 
+class Copied(NamedTuple):
+    """The same as bytes, for whoever has the time to read them."""
+
+    totals: Counters
+    rows: bytes
+    names: bytes
+    raws: bytes
+
+    def read(self) -> Taken:
+        names = [_text(name) for name in self.names.split(b"\0")[:-1]]
+        other, *rows = _ROW.iter_unpack(self.rows)
+        sums = {Key(names[row[0]], *row[1:4]): _sum(row) for row in rows}
+        raws = [
+            Raw(start, end, None if name == _NONE else names[name], kind, device, stream, correlation, node, graph)
+            for start, end, node, name, kind, device, stream, correlation, graph in _RAW.iter_unpack(self.raws)
+        ]
+        return Taken(sums, _sum(other), raws, self.totals)
+
+
 class Parent(NamedTuple):
     """Whom what the GPU does belongs to, as the library was told; `left_out`: tags that it had no room for."""
 
@@ -162,6 +182,19 @@ def mapped(maps: Iterable[str], name: str) -> str | None:
     return None
 
 
+def opened() -> SamplerLibrary:
+    """The library of this process, open. RuntimeError, which says why, where there can be none."""
+    path, cupti = find(), libcupti()
+    if path is None:
+        raise RuntimeError("the kernel sampler was not built")
+    if cupti is None:
+        raise RuntimeError("torch has brought no libcupti")
+    library = SamplerLibrary(path)
+    if library.open(cupti):
+        raise RuntimeError(library.error)
+    return library
+
+
 class SamplerLibrary:
     """The library at that path. `quick` is how to call what is called at each step: nobody else runs in between, for
     letting others run costs more than the call. What may wait for CUPTI lets others run."""
@@ -182,9 +215,9 @@ class SamplerLibrary:
         numbers = (c_uint32 * len(Limits._fields))()
         quick.ks_limits(numbers, len(numbers))
         self.limits = limits = Limits(*numbers)
-        self._rows = (c_char * (limits.rows * _ROW.size))()
-        self._names = (c_char * limits.name_bytes)()
-        self._raws = (c_char * (limits.raws * _RAW.size))()
+        self._rows = _room(limits.rows * _ROW.size)
+        self._names = _room(limits.name_bytes)
+        self._raws = _room(limits.raws * _RAW.size)
 
     def open(self, libcupti: str) -> int:
         """Find CUPTI's functions in the library of that name."""
@@ -240,6 +273,10 @@ class SamplerLibrary:
     def take(self) -> Taken:
         """What was counted since the last time, by one thread at a time. RuntimeError where it isn't open, or in a
         forked child."""
+        return self.copy().read()
+
+    def copy(self) -> Copied:
+        """The same, unread, which takes no time to speak of."""
         limits = self.limits
         into = (c_uint64 * len(Counters._fields))()
         if self._waiting.ks_take(
@@ -247,16 +284,17 @@ class SamplerLibrary:
         ):
             raise RuntimeError(self.error)
         totals = Counters(*into)
-        names = [_text(name) for name in bytes(memoryview(self._names)[: totals.name_bytes]).split(b"\0")[:-1]]
-        other, *rows = _ROW.iter_unpack(memoryview(self._rows)[: totals.rows * _ROW.size])
-        sums = {Key(names[row[0]], *row[1:4]): _sum(row) for row in rows}
-        raws = [
-            Raw(start, end, None if name == _NONE else names[name], kind, device, stream, correlation, node, graph)
-            for start, end, node, name, kind, device, stream, correlation, graph in _RAW.iter_unpack(
-                memoryview(self._raws)[: totals.raws * _RAW.size]
-            )
-        ]
-        return Taken(sums, _sum(other), raws, totals)
+        return Copied(
+            totals,
+            bytes(memoryview(self._rows)[: totals.rows * _ROW.size]),
+            bytes(memoryview(self._names)[: totals.name_bytes]),
+            bytes(memoryview(self._raws)[: totals.raws * _RAW.size]),
+        )
+
+
+def _room(size: int) -> ctypes.Array[c_char]:
+    """Of which only what is used takes memory."""
+    return (c_char * size).from_buffer(mmap.mmap(-1, size))
 
 
 def _text(raw: bytes) -> str:

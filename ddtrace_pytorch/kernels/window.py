@@ -16,6 +16,7 @@ from typing import Any
 
 from ddtrace_pytorch.kernels import gloo, teardown
 from ddtrace_pytorch.kernels.memory import MemoryHistory
+from ddtrace_pytorch.kernels.reading import Recorded
 from ddtrace_pytorch.kernels.symbols import functions
 from ddtrace_pytorch.kernels.trace_file import metadata
 
@@ -76,6 +77,9 @@ def in_the_way(torch: Any, gpu: bool, environ: Mapping[str, str]) -> str | None:
 
 class Window:
     """From :meth:`prepare` by :meth:`start` to :meth:`end`, or to :meth:`cancel` at any time."""
+
+    # Where a profiler of the user's begins on this thread, the window is dropped; and there is no other way.
+    is_spoilt = False
 
     def __init__(self, torch: Any, options: Options) -> None:
         self._torch = torch
@@ -146,18 +150,21 @@ class Window:
         """What the GPU's allocator did since the start, if that is wanted, before the :meth:`end`; otherwise None."""
         return None if self._memory is None else self._memory.end()
 
-    def end(self) -> Any:
-        """Record no more; gives the results, with `events` and `save`."""
+    def end(self) -> Recorded:
+        """Record no more; gives the results."""
         if self._memory is not None:
             self._memory.leave()
         threads = teardown.threads(self._torch)
         try:
-            return self._torch.autograd._disable_profiler()
+            return Recorded(self._torch.autograd._disable_profiler())
         finally:
             teardown.wait(self._torch, threads)
             stopped = getattr(sys.modules["torch.autograd.profiler"], "_run_on_profiler_stop", None)
             if stopped is not None:
                 stopped()
+
+    def give_way(self) -> None:
+        """From any thread: a profiler begins. Only the one that began this can end it."""
 
     def cancel(self) -> None:
         """End, without results."""

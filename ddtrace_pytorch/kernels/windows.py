@@ -20,9 +20,11 @@ from ddtrace_pytorch.border import in_words, pass_on, safely, warn_first
 from ddtrace_pytorch.clock import Clock
 from ddtrace_pytorch.deadline import Deadline
 from ddtrace_pytorch.exporter import Exporter
-from ddtrace_pytorch.kernels import reading, trace_file, window_telling
+from ddtrace_pytorch.kernels import own_window, reading, trace_file, window_telling
 from ddtrace_pytorch.kernels.aggregates import Aggregates, aggregate
+from ddtrace_pytorch.kernels.own_window import OwnWindow
 from ddtrace_pytorch.kernels.profilers import Profilers
+from ddtrace_pytorch.kernels.sampler_library import SamplerLibrary, opened
 from ddtrace_pytorch.kernels.schedule import Plan, Schedule
 from ddtrace_pytorch.kernels.trace_file import NoTrace
 from ddtrace_pytorch.kernels.window import Options, Window, gpu_is_there, in_the_way, prepare_environment
@@ -40,6 +42,7 @@ from ddtrace_pytorch.training.steps import Steps
 TAG = "profile"
 # Windows whose steps may still be told of.
 _REMEMBERED = 8
+_YOURS_BEGAN = "a profiler of yours began"
 SCHEDULED, ASKED, SLOW, BY_HAND = "schedule", "asked", "slow step", "by hand"
 
 
@@ -48,7 +51,7 @@ class _Open:
     """A window that has begun. `start`: when it began to record, in ns since the epoch, and `ahead`: by how much the
     system's clock was ahead of ours then."""
 
-    window: Window
+    window: Window | OwnWindow
     plan: Plan
     how: str
     options: Options
@@ -61,7 +64,7 @@ class _Open:
 class _Ended:
     """One that has ended, to be read; `memory`: a snapshot of the GPU's, if there is one."""
 
-    results: Any
+    results: reading.Recorded | own_window.Recorded
     memory: Any
     plan: Plan
     how: str
@@ -107,6 +110,10 @@ class Windows:
         self._asked: deque[tuple[Plan, str]] = deque()
         # Between these steps no scheduled window begins.
         self._idle_since = self._idle_until = 0
+        # Whether windows are taken with the kernel sampler's library, and that.
+        operators = settings.profile_cpu or settings.profile_shapes or settings.profile_stacks
+        self._own = settings.profile_with == "sampler" and not operators
+        self._library: SamplerLibrary | None = None
         self._tried_again = False
         self._past = 0
         self._open: _Open | None = None
@@ -122,6 +129,11 @@ class Windows:
 
     @safely("schedule profiler windows")
     def open(self) -> None:
+        if self._settings.profile_with == "sampler" and not self._own:
+            warn_first(
+                "DD_PYTORCH_PROFILE_WITH=sampler has no effect: DD_PYTORCH_PROFILE_CPU, _SHAPES or _STACKS asks for "
+                "what torch's profiler alone records"
+            )
         if not self._schedule.every:
             return
         if self._schedule.overlaps:
@@ -131,7 +143,8 @@ class Windows:
             )
             self._schedule = self._schedule._replace(every=0)
             return
-        self._prepare_environment(sys.modules["torch"])
+        if not self._own:
+            self._prepare_environment(sys.modules["torch"])
         self._begin_to_follow()
 
     @safely("take a request for a profiler window")
@@ -191,10 +204,14 @@ class Windows:
 
     @safely("give way to a profiler of yours")
     def give_way(self) -> None:
-        """A profiler of the user's begins on this thread."""
+        """A profiler of the user's begins."""
         open_ = self._open
-        if open_ is not None and open_.thread == get_ident():
-            self._drop(open_, window_telling.ABANDONED, "a profiler of yours began")
+        if open_ is None:
+            return
+        if open_.thread == get_ident():
+            self._drop(open_, window_telling.ABANDONED, _YOURS_BEGAN)
+        else:
+            open_.window.give_way()
 
     @safely("end a profiler window early")
     def cut(self, why: str) -> None:
@@ -267,7 +284,25 @@ class Windows:
         self._profilers.ranges.end()
 
     def _prepare_environment(self, torch: Any) -> None:
+        """For a window of torch's profiler."""
         prepare_environment(torch, first=self._profilers.none_yet)
+
+    def _new_window(self, torch: Any, options: Options) -> Window | OwnWindow:
+        if self._own and options.gpu:
+            try:
+                self._library = self._library or opened()
+                return OwnWindow(torch, self._library, options.memory)
+            except RuntimeError as why:
+                self._go_without_library(why)
+        self._prepare_environment(torch)
+        return Window(torch, options)
+
+    def _go_without_library(self, why: object) -> None:
+        self._own = False
+        warn_first(
+            f"profiler windows are taken with torch's profiler, not with the sampler: {why}",
+            about="windows without the sampler",
+        )
 
     def _begin_to_follow(self) -> None:
         if not self._follows:
@@ -299,7 +334,6 @@ class Windows:
 
     def _begin_alone(self, plan: Plan, how: str, number: int) -> None:
         torch = sys.modules["torch"]
-        self._prepare_environment(torch)
         gpu = gpu_is_there(torch)
         why = self._busy(torch) or in_the_way(torch, gpu, os.environ)
         if why is not None:
@@ -320,10 +354,12 @@ class Windows:
         if self._profilers.sampler is not None:
             self._profilers.sampler.give_way()
         try:
-            window = Window(torch, options)
+            window = self._new_window(torch, options)
             window.prepare()
         except Exception as error:
             pass_on(error)
+            if self._own and gpu:
+                self._go_without_library(in_words(error))
             self._fail(plan, how, options.activity, in_words(error))
             return
         self._open = _Open(window, plan, how, options, get_ident())
@@ -351,7 +387,9 @@ class Windows:
 
     def _go_on(self, open_: _Open, number: int) -> None:
         plan = open_.plan
-        if number >= plan.ends_before or number < plan.warms_up_at:
+        if open_.window.is_spoilt:
+            self._drop(open_, window_telling.ABANDONED, _YOURS_BEGAN)
+        elif number >= plan.ends_before or number < plan.warms_up_at:
             if open_.start is None:
                 self._drop(open_, window_telling.SKIPPED, f"the steps were set to {number}")
             elif open_.window.may_end():
@@ -382,6 +420,9 @@ class Windows:
             pass_on(error)
             self._cancel(open_)
             self._fail(open_.plan, open_.how, options.activity, in_words(error))
+            return
+        if open_.window.is_spoilt:
+            self._drop(open_, window_telling.ABANDONED, _YOURS_BEGAN)
             return
         self._close_window()
         self._ended.append(
@@ -431,16 +472,16 @@ class Windows:
             self._ended.popleft()
 
     def _read_one(self, ended: _Ended) -> Told:
-        found = ended.results.events()
-        if not found:
+        many, events = ended.results.read(ended.ahead)
+        if not many:
             return self._empty(ended)
         told = _told(
             ended,
             window_telling.SHORT if ended.cut else window_telling.WHOLE,
-            results=aggregate(reading.events(found, ended.ahead), ended.start, ended.end),
+            results=aggregate(events, ended.start, ended.end),
         )
         try:
-            path, size = self._write(ended, len(found))
+            path, size = self._write(ended, many)
         except (NoTrace, OSError) as error:
             why = str(error) if isinstance(error, NoTrace) else in_words(error)
             warn_first(f"a profiler window has no trace file: {why}")
@@ -457,7 +498,7 @@ class Windows:
     def _empty(self, ended: _Ended) -> Told:
         if ended.cut:
             return _told(ended, window_telling.SHORT)
-        why = "torch's profiler gave no event"
+        why = "nothing was recorded"
         if ended.how == SCHEDULED and not self._tried_again:
             self._tried_again = True
             again = self._schedule.again(ended.plan)

@@ -26,12 +26,12 @@ class Job:
     def __init__(self, directory: Path, **settings: str) -> None:
         self.exporter: Any = KeepingExporter()
         chosen = load({"DD_PYTORCH_PROFILE_DIR": str(directory)} | settings)
-        span, self.steps = RankSpan(service="pytorch", rank=0, start=1, facts={}), Steps(Progress(), int, int)
+        self.span, self.steps = RankSpan(service="pytorch", rank=0, start=1, facts={}), Steps(Progress(), int, int)
         self.profilers = Profilers()
         self.windows = Windows(
-            chosen, Clock(), span, self.exporter, self.steps, self.profilers, (0, 1, None), lambda: ("job", "run")
+            chosen, Clock(), self.span, self.exporter, self.steps, self.profilers, (0, 1, None), lambda: ("job", "run")
         )
-        self.training = Training(chosen, Clock(), span, self.exporter, self.steps, None)
+        self.training = Training(chosen, Clock(), self.span, self.exporter, self.steps, None)
         self.training.chosen = self.windows.takes
         self.windows.follow = lambda: self.training.at_turns(self.windows.turned)
         self._undo = self.steps.watch()
@@ -41,9 +41,14 @@ class Job:
         self._net = torch.nn.Linear(4, 4)
         self._optimizer = torch.optim.SGD(self._net.parameters(), lr=0.1)
 
+    @property
+    def number(self) -> int:
+        """Of the step under way."""
+        return self.steps.progress.step.number or 0
+
     def train(self, until: int, then: Callable[[], object] = lambda: None) -> None:
         """Until the step of that number is the one under way; what was recorded is read after each."""
-        while (self.steps.progress.step.number or 0) < until:
+        while self.number < until:
             self._net(torch.ones(1, 4)).sum().backward()
             self._optimizer.step()
             then()

@@ -233,6 +233,9 @@ PROOFS: dict[str, Seen | Elsewhere] = {
     ),
     "DD_PYTORCH_PROFILE_RANKS": Seen(profiled, "1-7", EVERY_4),
     "DD_PYTORCH_PROFILE_MAX_MB": Seen(profiled, "0.001", EVERY_4),
+    "DD_PYTORCH_PROFILE_WITH": Elsewhere(
+        "unit/test_own_windows.py::test_it_has_what_the_gpu_ran_in_its_steps_and_no_more"
+    ),
     "DD_PYTORCH_PROFILE_CPU": Seen(asked_of_the_profiler, "true", EVERY_4),
     "DD_PYTORCH_PROFILE_SHAPES": Seen(profiled, "true", EVERY_4),
     "DD_PYTORCH_PROFILE_STACKS": Seen(profiled, "true", EVERY_4),

@@ -1,0 +1,115 @@
+"""One window of our own, of what the GPU runs alone: the kernel sampler keeps each record for some steps.
+
+torch's profiler takes several times as long to begin and to end one, and has to let go of CUPTI after each, or steps
+stay slower; CUPTI keeps memory each time (``benchmarks/results/windows.md``). Here records are switched on and off, no
+more; there are none of what launched the kernels.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ddtrace_pytorch.kernels import own_trace, reading
+from ddtrace_pytorch.kernels.aggregates import Event
+from ddtrace_pytorch.kernels.memory import MemoryHistory
+from ddtrace_pytorch.kernels.sampler_library import COPIES, FILLS, Copied, Raw, SamplerLibrary
+from ddtrace_pytorch.kernels.trace_file import metadata
+
+
+class OwnWindow:
+    """As :class:`~ddtrace_pytorch.kernels.window.Window`: from :meth:`prepare` by :meth:`start` to :meth:`end`, or to
+    :meth:`cancel` at any time. Raises RuntimeError where CUPTI refuses."""
+
+    def __init__(self, torch: Any, library: SamplerLibrary, memory: bool) -> None:
+        """`library` is open; `memory`: what is taken of the GPU's memory is wanted too."""
+        self._torch = torch
+        self._library = library
+        self._memory = MemoryHistory(torch) if memory else None
+        self._place: dict[str, Any] = {}
+        self._since = 0
+        self.is_spoilt = False
+
+    def prepare(self) -> None:
+        """Warm up: what runs when the window starts was launched before, and is known of then."""
+        self._library.keep(0)
+        if self._library.on(COPIES | FILLS):
+            raise RuntimeError(self._library.error)
+
+    def start(self, rank: int, world_size: int, backend: str | None) -> None:
+        """Keep what ends from here on."""
+        self._place = {"rank": rank, "world_size": world_size} | metadata(backend=backend or "none")
+        self._since = time.time_ns()
+        self._library.copy()
+        self._library.keep(self._library.limits.raws)
+        if self._memory is not None:
+            self._memory.begin()
+
+    def may_end(self) -> bool:
+        return True
+
+    def must_wait(self) -> bool:
+        """Whether this is no time to start or to end: whoever waits for the GPU now would break a graph's capture."""
+        return bool(self._torch.cuda.is_current_stream_capturing())
+
+    def settle(self) -> None:
+        """Wait until the GPU has done what was asked of it: what isn't over isn't recorded."""
+        if not self.must_wait():
+            self._torch.cuda.synchronize()
+
+    def memory(self) -> Any:
+        """What the GPU's allocator did since the start, if that is wanted, before the :meth:`end`; otherwise None."""
+        return None if self._memory is None else self._memory.end()
+
+    def end(self) -> Recorded:
+        """Record no more; gives the results."""
+        if self._off():
+            raise RuntimeError(self._library.error)
+        return Recorded(self._library.copy(), self._since, self._place)
+
+    def cancel(self) -> None:
+        """End, without results."""
+        self._off()
+        self._library.copy()
+
+    def give_way(self) -> None:
+        """From any thread: a profiler begins, and has CUPTI for itself. The window is spoilt."""
+        self.is_spoilt = True
+        self._library.off()
+
+    def _off(self) -> int:
+        if self._memory is not None:
+            self._memory.leave()
+        refused = self._library.off()
+        self._library.keep(0)
+        return refused
+
+
+class Recorded:
+    """The results of one window."""
+
+    def __init__(self, copied: Copied, since: int, place: dict[str, Any]) -> None:
+        """`since`: when the window started, in ns since the epoch. CUPTI hands over records late."""
+        self._copied = copied
+        self._since = since
+        self._place = place
+        self._raws: Sequence[Raw] = ()
+
+    def read(self, ahead: int) -> tuple[int, Iterator[Event]]:
+        """As :meth:`~ddtrace_pytorch.kernels.reading.Recorded.read`."""
+        self._raws = [raw for raw in self._copied.read().raws if raw.end > self._since]
+        return len(self._raws), self._events(ahead)
+
+    def _events(self, ahead: int) -> Iterator[Event]:
+        for raw in reading.giving_way(self._raws[: reading.MOST]):
+            yield Event(own_trace.name_of(raw), raw.start - ahead, raw.end - ahead, raw.stream, True)
+
+    def save(self, path: str) -> None:
+        """Write the trace, once it was read."""
+        left_out = self._copied.totals.raws_left_out
+        with open(path, "w", encoding="utf-8") as file:
+            for number, line in enumerate(own_trace.lines(self._raws, self._place, left_out)):
+                file.write(line)
+                if number % reading.AT_A_TIME == 0:
+                    time.sleep(0)
