@@ -1,19 +1,20 @@
 """What profiler windows leave behind in a training on a GPU: time in the steps after, time in all, memory.
 
-    python benchmarks/windows.py [--processes 20] [--ranks 2]
+    python benchmarks/windows.py [--with sampler] [--processes 20] [--ranks 2]
 
 A step's time is by the clock, from one synchronised end to the next. Three trainings:
 
 - a small one whose time is the host's, launching kernels one by one, where a profiler that stays attached shows most:
   the median of the 60 steps that follow a process' first window, 20 steps after it, over that of the 60 before it; in
-  processes by themselves, in turn with a window and with none (`control`), and some with one that leaves CUPTI attached
-  (`TEARDOWN_CUPTI=0`);
+  processes by themselves, in turn with a window and with none (`control`);
 - the same with 200 windows, one every 50 steps: what the process grows by with each, and for each but the first the
-  20 steps after it over the 20 before it; and what a process grows by where torch's profiler is begun and ended alike,
-  and there is nothing else of ours (`torch alone`);
+  20 steps after it over the 20 before it;
 - an 8-layer bf16 transformer under FSDP2 with 30 windows: what one of 2 steps takes in all, which has a budget as a
   part of ten minutes: for each of the steps around it, from the warm-up on until it has been read and written, the
   median over the windows, above the median of all steps.
+
+`--with torch` takes them with torch's profiler instead, and has two rows more: what a process grows by with that alone,
+and steps after a window of it that leaves CUPTI attached.
 
 With a ratio stands the 95 % interval that the order of the single ones gives.
 """
@@ -29,6 +30,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import linear_regression, median
@@ -70,8 +72,8 @@ def small_step() -> Callable[[], None]:
     return step
 
 
-def every(steps: int) -> dict[str, str]:
-    return {"DD_PYTORCH_PROFILE_EVERY": str(steps)}
+def scheduled(taken_with: str, steps: int) -> dict[str, str]:
+    return {"DD_PYTORCH_PROFILE_WITH": taken_with, "DD_PYTORCH_PROFILE_EVERY": str(steps)}
 
 
 def train(step: Callable[[], None], steps: int) -> dict[str, list[float]]:
@@ -147,6 +149,7 @@ def torch_alone(steps: int, variables: dict[str, str], said: Connection) -> None
     said.send({"resident": sizes})
 
 
+Every = Callable[[int], dict[str, str]]
 Found = tuple[dict[str, list[float]], list[int]]
 
 
@@ -204,7 +207,7 @@ def after_the_first(variables: dict[str, str]) -> float:
     return ratio(found["took"], EVERY_FIRST, FIRST)
 
 
-def cost(ranks: int) -> tuple[float, float, int]:
+def cost(ranks: int, every: Every) -> tuple[float, float, int]:
     """ms that the first window took, that each later one takes, and how many there were of these."""
     found, (first, *later) = job(EVERY_COST * (WINDOWS_COST + 1), every(EVERY_COST), ranks)
     took = found["took"]
@@ -217,7 +220,7 @@ def cost(ranks: int) -> tuple[float, float, int]:
     return above([first]), above(later), len(later)
 
 
-def many() -> tuple[float, list[float]]:
+def many(every: Every) -> tuple[float, list[float]]:
     """KiB that the process grows by with each window, and the ratios of all but the first."""
     found, windows = process(EVERY_MEMORY * (WINDOWS_MEMORY + 1), every(EVERY_MEMORY))
     sizes = [found["resident"][at + EVERY_MEMORY - AHEAD] for at in windows]
@@ -239,6 +242,7 @@ def compared(what: str, ratios: list[float], budget: float | None) -> Measured:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--with", dest="taken_with", choices=("sampler", "torch"), default="sampler")
     parser.add_argument("--processes", type=int, default=20)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, help=argparse.SUPPRESS)
@@ -248,27 +252,31 @@ def main() -> None:
         rank(options.steps, options.out)
         return
 
+    every = partial(scheduled, options.taken_with)
     machine = describe()
     rows: list[Measured] = []
-    first_took, took, windows = cost(options.ranks)
+    first_took, took, windows = cost(options.ranks, every)
     say(
         rows,
         Measured("the first window in a process", first_took, "ms", None, 1),
         Measured("a later one, each ten minutes", took, "ms", SHARE * TEN_MINUTES * 1e3, windows),
     )
-    grown, later = many()
-    bare, _ = process(EVERY_MEMORY * WINDOWS_MEMORY, {}, torch_alone)
+    grown, later = many(every)
     say(
         rows,
-        Measured("growth with each window, torch alone", slope(bare["resident"]), "KiB", None, WINDOWS_MEMORY),
         Measured("growth with each window", grown, "KiB", 10.0, len(later) + 1),
         compared("a step after a later window, of one before", later, 101.0),
     )
     kinds: dict[str, tuple[dict[str, str], int, float | None]] = {
         "control": ({}, options.processes, None),
         "with a window": (every(EVERY_FIRST), options.processes, 101.0),
-        "with one, TEARDOWN_CUPTI=0": (every(EVERY_FIRST) | {"TEARDOWN_CUPTI": "0"}, options.processes // 4, None),
     }
+    if options.taken_with == "torch":
+        bare, _ = process(EVERY_MEMORY * WINDOWS_MEMORY, {}, torch_alone)
+        grown = slope(bare["resident"])
+        say(rows, Measured("growth with each window, torch alone", grown, "KiB", None, WINDOWS_MEMORY))
+        attached = every(EVERY_FIRST) | {"TEARDOWN_CUPTI": "0"}
+        kinds["with one, TEARDOWN_CUPTI=0"] = attached, options.processes // 4, None
     ratios: dict[str, list[float]] = {kind: [] for kind in kinds}
     for turn in range(options.processes):
         for kind, (variables, times, _) in kinds.items():
@@ -281,7 +289,7 @@ def main() -> None:
             for kind, (_, _, budget) in kinds.items()
         ),
     )
-    publish("windows", machine, rows)
+    publish(f"windows-{options.taken_with}", machine, rows)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from harness.job import PYTHON, Jobs, alone, environment, torchrun
 from harness.log import of_type
 
 pytestmark = pytest.mark.gpu
+with_both = pytest.mark.parametrize("taken_with", ["torch", "sampler"])
 
 PATCH = """
     import ddtrace_pytorch
@@ -46,9 +47,17 @@ ALONE = (
 )
 
 
-def test_kernels_are_recorded_and_steps_are_as_fast_after_it_as_before(jobs: Jobs, tmp_path: Path) -> None:
+@with_both
+def test_kernels_are_recorded_and_steps_are_as_fast_after_it_as_before(
+    jobs: Jobs, tmp_path: Path, taken_with: str
+) -> None:
     log = tmp_path / "log"
-    env = alone(log, DD_PYTORCH_PROFILE_EVERY="150", DD_PYTORCH_PROFILE_MEMORY="true")
+    env = alone(
+        log,
+        DD_PYTORCH_PROFILE_WITH=taken_with,
+        DD_PYTORCH_PROFILE_EVERY="150",
+        DD_PYTORCH_PROFILE_MEMORY="true",
+    )
     before, after = map(float, jobs.run([*PYTHON, jobs.script(ALONE)], env).ok().stdout.split())
     told = of_type(log, "profile")
     assert [(one["step"], one["state"], one["activity"], one["of"]) for one in told[:2]] == [
@@ -99,12 +108,14 @@ YOURS = (
 )
 
 
+@with_both
 @pytest.mark.parametrize("whose", ["first", "later"])
 def test_profiles_of_yours_in_a_row_have_all_their_kernels_between_our_windows(
-    jobs: Jobs, tmp_path: Path, whose: str
+    jobs: Jobs, tmp_path: Path, whose: str, taken_with: str
 ) -> None:
     log = tmp_path / "log"
-    env = alone(log, DD_PYTORCH_PROFILE_EVERY="10" if whose == "later" else "0")
+    every = "10" if whose == "later" else "0"
+    env = alone(log, DD_PYTORCH_PROFILE_WITH=taken_with, DD_PYTORCH_PROFILE_EVERY=every)
     done = jobs.run([*PYTHON, jobs.script(YOURS), whose], env).ok()
     assert json.loads(done.stdout) == [50] * (5 if whose == "first" else 4)
     told = of_type(log, "profile")
@@ -136,10 +147,16 @@ NCCL = (
 )
 
 
-def test_the_late_rank_is_named_by_its_nccl_kernels(jobs: Jobs, tmp_path: Path) -> None:
+@with_both
+def test_the_late_rank_is_named_by_its_nccl_kernels(jobs: Jobs, tmp_path: Path, taken_with: str) -> None:
     log = tmp_path / "log"
     env = environment(
-        None, DD_PYTORCH_EXPORT="local", DD_PYTORCH_LOG_DIR=str(log), DD_PYTORCH_PROFILE_EVERY="15", NCCL_DEBUG="WARN"
+        None,
+        DD_PYTORCH_EXPORT="local",
+        DD_PYTORCH_LOG_DIR=str(log),
+        DD_PYTORCH_PROFILE_WITH=taken_with,
+        DD_PYTORCH_PROFILE_EVERY="15",
+        NCCL_DEBUG="WARN",
     )
     jobs.run([*torchrun(2), jobs.script(NCCL)], env).ok()
     assert all(one["metrics"]["communication_calls"] > 0 for one in of_type(log, "profile"))
