@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddtrace_pytorch.identity.device import Device, find, with_torch_properties
@@ -161,7 +161,6 @@ def test_a_driver_that_counts_without_end_is_not_asked_without_end():
     assert nvml.calls < 2000
 
 
-@settings(deadline=None)
 @given(
     st.none() | st.integers(min_value=-2, max_value=9),
     st.lists(

@@ -644,7 +644,7 @@ def records_of(rank: int) -> dict[str, list[Record]]:
     }  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.sampled_from(sorted(records_of(0))), min_size=4, max_size=4),
     st.permutations(RANKS),

@@ -290,7 +290,7 @@ ODD_TEXT = st.one_of(
 
 
 # A shared machine is slow by fits; what is generated is small.
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.sampled_from(VARIABLES), ODD_TEXT, max_size=12))
 def test_no_environment_makes_it_raise_or_leak_anything_but_short_clean_lines(environ):
     job = identify(environ)

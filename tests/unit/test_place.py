@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddtrace_pytorch.identity.place import local_rank_hint, rank_hint, world_size_hint
@@ -60,7 +60,6 @@ def test_every_launchers_local_rank_is_read(variable):
     assert local_rank_hint({variable: "1", "LOCAL_RANK": "0"})[1] == "LOCAL_RANK"
 
 
-@settings(deadline=None)
 @given(
     st.dictionaries(
         st.sampled_from(["RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "PET_NNODES", "ELASTIC_JOB_NAME"]),

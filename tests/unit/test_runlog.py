@@ -820,7 +820,7 @@ def test_a_compressed_segment_cut_short_gives_what_is_before_the_cut(tmp_path, k
     assert len(records) > 900 if keep == 400 else len(records) == 3
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.binary(max_size=300), st.sampled_from(["", ".gz"]), st.booleans())
 def test_any_file_content_can_be_read_without_an_error(data, suffix, packed):
     with tempfile.TemporaryDirectory() as place:

@@ -21,7 +21,7 @@ OPERATIONS = [*FOR_ALL, "broadcast", "scatter", "reduce", "gather"]
 HELD = 12.0
 
 # Machines are slow at times.
-patient = settings(deadline=None, max_examples=60)
+patient = settings(max_examples=60)
 
 
 def told(call: Call) -> str:
