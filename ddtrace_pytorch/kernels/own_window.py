@@ -1,8 +1,8 @@
 """One window of our own, of what the GPU runs alone: the kernel sampler keeps each record for some steps.
 
 torch's profiler takes several times as long to begin and to end one, and has to let go of CUPTI after each, or steps
-stay slower; CUPTI keeps memory each time (``benchmarks/results/windows-torch.md``). Here records are switched on and off, no
-more; there are none of what launched the kernels.
+stay slower; CUPTI keeps memory each time (``benchmarks/results/windows-torch.md``). Here records are switched on and
+off, no more; there are none of what launched the kernels.
 """
 
 from __future__ import annotations
