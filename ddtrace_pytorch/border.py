@@ -163,16 +163,22 @@ def safely(what: str, say: Callable[..., None] = warn_once) -> Callable[[Callabl
     return decorate
 
 
-def call_each(*functions: Callable[[], object]) -> None:
-    """Call all of them, whatever those before have raised; the first that was raised goes on at the end."""
+def call_each(what: str, *functions: Callable[[], object]) -> None:
+    """Call all of them as :func:`safely` does, whatever was raised in the midst of those before: the first of that goes
+    on at the end."""
     raised: BaseException | None = None
-    for function in functions:
-        try:
-            function()
-        except BaseException as error:
-            raised = raised or error
-    if raised is not None:
-        raise raised
+    try:
+        for function in functions:
+            try:
+                safely(what)(function)()
+            except BaseException as error:
+                # Ctrl-C, where it comes behind what somebody may catch, ends the process still.
+                if raised is None or (isinstance(raised, Exception) and not isinstance(error, Exception)):
+                    raised = error
+        if raised is not None:
+            raise raised
+    finally:
+        raised = None  # or its traceback would keep itself, and what the callers have
 
 
 def leave_no_trace(error: BaseException) -> None:

@@ -24,7 +24,7 @@ from ddtrace_pytorch.runlog.left_behind import Left
 from ddtrace_pytorch.runlog.writer import MIB, LogUnusable, Record, RunLogFile, RunLogQueue, RunLogWriter, log_directory
 from ddtrace_pytorch.settings import Settings
 from ddtrace_pytorch.spans import SpanRecord
-from ddtrace_pytorch.threads import leave_signals_to_others
+from ddtrace_pytorch.threads import join, leave_signals_to_others
 
 ASK_AGAIN_SECONDS = 60.0
 FRESH_SECONDS = 1.0
@@ -149,7 +149,7 @@ class Exporter:
             self._handlers.stop()
         self.wake()
         if self._thread is not None:
-            self._thread.join(deadline.left())
+            join(self._thread, deadline.left())
         if self._handlers is not None:
             self._handlers.join(deadline)
         return not self._is_running()

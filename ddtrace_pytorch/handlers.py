@@ -19,7 +19,7 @@ from ddtrace_pytorch.deadline import Deadline
 from ddtrace_pytorch.records.here import be_deaf
 from ddtrace_pytorch.runlog.schema import decode, encode
 from ddtrace_pytorch.runlog.writer import Record, RunLogQueue
-from ddtrace_pytorch.threads import leave_signals_to_others
+from ddtrace_pytorch.threads import join, leave_signals_to_others
 
 Handle = Callable[[dict[str, Any]], object]
 
@@ -86,7 +86,7 @@ class Handlers:
         thread = self._thread
         if thread is None or thread is threading.current_thread():
             return
-        thread.join(deadline.left())
+        join(thread, deadline.left())
         self._given_up = True
         if thread.is_alive():
             left, refused = self._queue.take()

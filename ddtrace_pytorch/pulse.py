@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ddtrace_pytorch.border import safely
 from ddtrace_pytorch.signal_pipe import SignalPipe
-from ddtrace_pytorch.threads import leave_signals_to_others
+from ddtrace_pytorch.threads import join, leave_signals_to_others
 
 # How far apart the runs of a task are that is wanted again and again, and how many times what one takes, at least.
 APART_SECONDS = 0.25
@@ -72,7 +72,7 @@ class Pulse:
         self._stopped = True
         self._pipe.poke()
         if threading.current_thread() is not self._thread:
-            self._thread.join(timeout)
+            join(self._thread, timeout)
 
     def _run(self) -> None:
         leave_signals_to_others()

@@ -51,7 +51,7 @@ from ddtrace_pytorch.stalls import places
 from ddtrace_pytorch.stalls.last_words import Identity
 from ddtrace_pytorch.stalls.pace import Pace
 from ddtrace_pytorch.termination import Handler
-from ddtrace_pytorch.threads import leave_signals_to_others, on_main_thread
+from ddtrace_pytorch.threads import join, leave_signals_to_others, on_main_thread
 from ddtrace_pytorch.training.checkpoint_spans import Checkpoints
 from ddtrace_pytorch.training.observer import Training
 from ddtrace_pytorch.training.progress import Step
@@ -210,6 +210,7 @@ class Session:
         self._interrupted: Pace | None = None
         self._closing = threading.Lock()
         self._closed = False
+        self._end = End("exit")
 
     def open(self) -> None:
         """Start everything; where that fails (there are no more threads to be had), what was started ends again."""
@@ -244,6 +245,7 @@ class Session:
         """
         deadline = Deadline(CLOSE_SECONDS - self._spent_going)
         call_each(
+            "close the session",
             # What ends the process may be the handler of a signal that the Pulse is about to hear.
             lambda: self._pulse.catch_up(deadline.left(CATCH_UP_SECONDS)),
             lambda: self._close_once(end, deadline),
@@ -257,49 +259,49 @@ class Session:
             self._handler.hold()
         try:
             self._close(end, deadline)
-        except BaseException:
-            # The last wait may be what was cut short, and the process may be about to end.
-            self._close_exporter(deadline)
-            raise
         finally:
             self._handler.rest()
 
     def _close(self, end: End, deadline: Deadline) -> None:
         before_export = deadline.earlier(EXPORT_SECONDS)
+        self._end = end
         call_each(
+            "end a part of the session",
             lambda: self.windows.cut("the session ended"),
             lambda: self._lookout.say_why(before_export, badly=end.error is not None),
             lambda: self.leave_store(before_export),
             lambda: self._know(self._introduction.own),
             # Before the span ends: a rotation after that would end it a second time.
             lambda: self._pulse.stop(before_export.left()),
-            lambda: self._tell_the_end(self._as_heard(end), before_export, deadline),
-        )
-
-    def _tell_the_end(self, end: End, before_export: Deadline, deadline: Deadline) -> None:
-        records = self._records
-        call_each(
+            self._hear_the_reason,
             lambda: self._close_collectives(before_export),
-            lambda: records.gather(before_export) if records is not None else None,
-            lambda: self._close_training(end),
+            lambda: self._gather_records(before_export),
+            self._close_training,
             lambda: self.windows.close(before_export),
             lambda: self._sampler.close(before_export),
-            lambda: records.close() if records is not None else None,
-            lambda: self._finish(end),
+            self._close_records,
+            lambda: self._finish(self._end),
             self._parent.unregister,
             lambda: self._lookout.close(deadline),
             lambda: self._close_exporter(deadline),
         )
 
-    def _as_heard(self, end: End) -> End:
-        """`end`, or the signal that was the reason for it, as far as the Pulse has heard one."""
-        if end.error is not None:
-            return end
+    def _hear_the_reason(self) -> None:
+        """Of an end by no error: the signal that came before it, as far as the Pulse has heard of one."""
+        if self._end.error is not None:
+            return
         if self._terminated:
-            return End("signal:SIGTERM")
-        if self._interrupted is not None and not self._pace().went_on_since(self._interrupted):
-            return End("signal:SIGINT")
-        return end
+            self._end = End("signal:SIGTERM")
+        elif self._interrupted is not None and not self._pace().went_on_since(self._interrupted):
+            self._end = End("signal:SIGINT")
+
+    def _gather_records(self, deadline: Deadline) -> None:
+        if self._records is not None:
+            self._records.gather(deadline)
+
+    def _close_records(self) -> None:
+        if self._records is not None:
+            self._records.close()
 
     def _close_exporter(self, deadline: Deadline) -> None:
         if self._exporter.close(max(0.1, deadline.left())):
@@ -346,16 +348,19 @@ class Session:
         self._native.take_back()
         self._tell_of_checkpoints(last=True)
         span = self.span.finish(self._clock.now(), end)
-        self._lookout.end(span, end.error)
-        self._exporter.put_span(span)
+        call_each(
+            "end the rank span",
+            lambda: self._lookout.end(span, end.error),
+            lambda: self._exporter.put_span(span),
+        )
 
     @safely("tell what was recorded after the end")
     def tell_late(self) -> None:
         """What was recorded after this session was closed, and no other was opened, goes to its log all the same."""
         if self._records is not None:
             self._exporter.restart(self)
-            self._records.gather(Deadline(EXPORT_SECONDS))
-            self._records.close()
+            self._gather_records(Deadline(EXPORT_SECONDS))
+            self._close_records()
             self._exporter.close(CLOSE_SECONDS)
 
     def abandon(self) -> None:
@@ -383,7 +388,7 @@ class Session:
         if self._store_left_by is None:
             self._store_left_by = Deadline(deadline.left(STORE_SECONDS))
         self._lookout.leave_store(self._store_left_by)
-        self._store_thread.join(self._store_left_by.left())
+        join(self._store_thread, self._store_left_by.left())
         self._store = None
 
     @property
@@ -537,8 +542,8 @@ class Session:
             self.span.learn({"pytorch.collective_calls": self._collectives.calls()})
 
     @safely("tell the last of the training")
-    def _close_training(self, end: End) -> None:
-        self._training.close(interrupted=end.is_error, over=end.reason != "replaced")
+    def _close_training(self) -> None:
+        self._training.close(interrupted=self._end.is_error, over=self._end.reason != "replaced")
         self.span.learn({"pytorch.steps": self._training.count})
 
     def _beat(self) -> None:
@@ -633,9 +638,9 @@ class Session:
                 return
             deadline = Deadline(FAREWELL_SECONDS)
             if self._introduced is None:
-                # Nothing is written of a rank that has no job.
+                # Nothing is written of a rank that has no job. One that lives on keeps this one for good.
                 self._meeting.hurry()
-                self._store_thread.join(deadline.left(STORE_SECONDS))
+                join(self._store_thread, deadline.left(STORE_SECONDS))
                 self._know(self._introduction.own)
             self._tell_before_the_end(interrupted=True)
             self._finish(End("signal:SIGTERM"))

@@ -206,8 +206,11 @@ class Handler:
                 self._wait(until, for_us=True)
             c_signals.die(number)
         raised, self._raised = self._raised, None
-        if raised is not None:
-            raise raised  # and we are still here: PID 1, which goes on as if there had been no SIGTERM
+        try:
+            if raised is not None:
+                raise raised  # and we are still here: PID 1, which goes on as if there had been no SIGTERM
+        finally:
+            raised = None
 
     def _keep(self, error: BaseException) -> None:
         self._raised = self._raised or error

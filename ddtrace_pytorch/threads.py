@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 
 from ddtrace_pytorch.border import safely
+from ddtrace_pytorch.deadline import Deadline
 
 # A fault of a thread's own must still be its own.
 _FAULTS = {
@@ -38,6 +39,25 @@ def on_main_thread(call: Callable[[], object]) -> None:
     else:
         _waiting.append(call)
         ctypes.pythonapi.Py_AddPendingCall(_run_waiting_in_c, None)
+
+
+def join(thread: threading.Thread, seconds: float) -> None:
+    """Wait for its end, at most so many `seconds`, whatever handlers of signals raise meanwhile: the first of that goes
+    on then."""
+    deadline = Deadline(seconds)
+    raised: BaseException | None = None
+    try:
+        while thread.is_alive():
+            try:
+                thread.join(deadline.left())
+            except BaseException as error:
+                raised = raised or error
+            if not deadline.left():
+                break
+        if raised is not None:
+            raise raised
+    finally:
+        raised = None
 
 
 def leave_signals_to_others() -> None:

@@ -34,7 +34,9 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
 #define INTERFACE 2
 
@@ -46,7 +48,8 @@
 #define NAMES 2048u
 #define NAME_BYTES (512u << 10)
 #define NAME_AT_MOST 4095u /* bytes; of a longer name the beginning counts */
-#define RAWS 262144u /* what isn't kept takes no memory */
+#define RAWS 200000u
+#define RAWS_AT_HAND 16384u /* the memory of more is given back each time */
 #define BUCKETS 64u /* as in ddtrace_pytorch.histogram */
 #define SLOTS 4096u /* of a hash table: a power of two, and twice what is in it */
 #define RECENT 4096u
@@ -184,8 +187,19 @@ static Table tables[2];
 static Table *active; /* under `counting`; NULL before the first ks_open() */
 static atomic_uint raws_wanted;
 
+/* The whole pages of what more than the usual number of raw records have taken. */
+static void give_back(Table *table)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uintptr_t from = ((uintptr_t)(table->raws + RAWS_AT_HAND) + page - 1) / page * page;
+    uintptr_t to = (uintptr_t)(table->raws + table->totals.raws) / page * page;
+    if (from < to)
+        madvise((void *)from, to - from, MADV_DONTNEED);
+}
+
 static void reset(Table *table)
 {
+    give_back(table);
     memset(&table->totals, 0, sizeof table->totals);
     memset(table->row_slots, 0, sizeof table->row_slots);
     memset(table->name_slots, 0, sizeof table->name_slots);

@@ -5,8 +5,16 @@ from __future__ import annotations
 import ctypes
 from functools import lru_cache
 
+# What there was no room to keep the name of.
+UNNAMED = "other kernels"
+
 # Of longer ones, with templates in templates, nobody reads the end, and to make them takes its time.
 _LONGEST = 4_000
+
+
+def name_of(name: str | None) -> str:
+    """What the kernel of that `name` is called; None: it wasn't kept."""
+    return demangled(name or UNNAMED)
 
 
 @lru_cache(maxsize=4_096)

@@ -7,11 +7,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ddtrace_pytorch.kernels.demangling import demangled
+from ddtrace_pytorch.kernels.demangling import name_of
 from ddtrace_pytorch.kernels.sampler_library import COPY, FILL, Raw
-
-# What there was no room to keep the name of.
-UNNAMED = "other kernels"
 
 _CATEGORIES = {COPY: "gpu_memcpy", FILL: "gpu_memset"}
 # Times count from the last multiple of this: viewers have them as floating-point numbers of microseconds, and since the
@@ -19,34 +16,28 @@ _CATEGORIES = {COPY: "gpu_memcpy", FILL: "gpu_memset"}
 _BASE_NS = 90 * 86_400 * 10**9
 
 
-def lines(raws: Sequence[Raw], distributed: Mapping[str, Any], left_out: int = 0) -> Iterator[str]:
-    """The text of the trace. `distributed`: whose it is; `left_out`: how many more there were."""
+def lines(raws: Sequence[Raw], distributed: Mapping[str, Any]) -> Iterator[str]:
+    """The text of the trace. `distributed`: whose it is."""
     base = min((raw.start for raw in raws), default=0) // _BASE_NS * _BASE_NS
     head = {
         "schemaVersion": 1,
         "distributedInfo": distributed,
         "displayTimeUnit": "ms",
         "baseTimeNanoseconds": base,
-        "recordsLeftOut": left_out,
     }
     yield json.dumps(head)[:-1] + ', "traceEvents": [\n'
     names: dict[str | None, str] = {}
     for raw in raws:
         name = names.get(raw.name)
         if name is None:
-            name = names[raw.name] = json.dumps(name_of(raw))
+            name = names[raw.name] = json.dumps(name_of(raw.name))
         yield (
             f'{{"ph":"X","cat":"{_CATEGORIES.get(raw.kind, "kernel")}","name":{name},"pid":{raw.device},'
             f'"tid":{raw.stream},"ts":{_us(raw.start - base)},"dur":{_us(raw.end - raw.start)},"args":{{'
             f'"device":{raw.device},"stream":{raw.stream},"correlation":{raw.correlation}{_of_graph(raw)}}}}},\n'
         )
-    # The last of them has no comma.
+    # At least one, for the last has no comma.
     yield ",\n".join(json.dumps(one) for one in _places(raws)) + "\n]}\n"
-
-
-def name_of(raw: Raw) -> str:
-    """What ran, as its author wrote it."""
-    return demangled(raw.name or UNNAMED)
 
 
 def _us(ns: int) -> str:
@@ -59,9 +50,9 @@ def _of_graph(raw: Raw) -> str:
 
 def _places(raws: Sequence[Raw]) -> Iterator[dict[str, Any]]:
     """What viewers call each GPU and each stream."""
-    yield _said(0, 0, "process_name", name="python")
     streams = sorted({(raw.device, raw.stream) for raw in raws})
-    for device in sorted({device for device, _ in streams}):
+    for device in sorted({device for device, _ in streams} or {0}):
+        yield _said(device, 0, "process_name", name="python")
         yield _said(device, 0, "process_labels", labels=f"GPU {device}")
         yield _said(device, 0, "process_sort_index", sort_index=5_000_000 + device)
     for device, stream in streams:

@@ -11,16 +11,18 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ddtrace_pytorch.kernels import own_trace, reading
+from ddtrace_pytorch.kernels import own_trace, reading, sampled
 from ddtrace_pytorch.kernels.aggregates import Event
 from ddtrace_pytorch.kernels.memory import MemoryHistory
 from ddtrace_pytorch.kernels.sampler_library import COPIES, FILLS, Copied, Raw, SamplerLibrary
-from ddtrace_pytorch.kernels.trace_file import metadata
+from ddtrace_pytorch.kernels.trace_file import PLAIN_LIMIT, NoTrace
 
 
 class OwnWindow:
     """As :class:`~ddtrace_pytorch.kernels.window.Window`: from :meth:`prepare` by :meth:`start` to :meth:`end`, or to
-    :meth:`cancel` at any time. Raises RuntimeError where CUPTI refuses."""
+    :meth:`cancel` at any time, and from any thread. Raises RuntimeError where CUPTI refuses."""
+
+    ends_anywhere = True
 
     def __init__(self, torch: Any, library: SamplerLibrary, memory: bool) -> None:
         """`library` is open; `memory`: what is taken of the GPU's memory is wanted too."""
@@ -39,7 +41,7 @@ class OwnWindow:
 
     def start(self, rank: int, world_size: int, backend: str | None) -> None:
         """Keep what ends from here on."""
-        self._place = {"rank": rank, "world_size": world_size} | metadata(backend=backend or "none")
+        self._place = {"rank": rank, "world_size": world_size, "backend": backend or "none"}
         self._since = time.time_ns()
         self._library.copy()
         self._library.keep(self._library.limits.raws)
@@ -97,19 +99,23 @@ class Recorded:
         self._raws: Sequence[Raw] = ()
 
     def read(self, ahead: int) -> tuple[int, Iterator[Event]]:
-        """As :meth:`~ddtrace_pytorch.kernels.reading.Recorded.read`."""
-        self._raws = [raw for raw in self._copied.read().raws if raw.end > self._since]
-        return len(self._raws), self._events(ahead)
+        """How many records there are, and their events, with times on the clock that the system's is `ahead` of."""
+        self._raws = [raw for raw in reading.giving_way(self._copied.kept()) if raw.end > self._since]
+        return len(self._raws), (sampled.event(raw, ahead) for raw in reading.giving_way(self._raws))
 
-    def _events(self, ahead: int) -> Iterator[Event]:
-        for raw in reading.giving_way(self._raws[: reading.MOST]):
-            yield Event(own_trace.name_of(raw), raw.start - ahead, raw.end - ahead, raw.stream, True)
+    def missing(self) -> str | None:
+        """What it hasn't, in words."""
+        totals = self._copied.totals
+        lost = sum(totals.dropped().values()) + totals.cupti_dropped
+        if lost or totals.refusals:
+            return f"{lost:,} records were lost" if lost else "records were lost"
+        return f"there was room for {totals.raws:,} records alone" if totals.raws_left_out else None
 
     def save(self, path: str) -> None:
         """Write the trace, once it was read."""
-        left_out = self._copied.totals.raws_left_out
+        size = 0
         with open(path, "w", encoding="utf-8") as file:
-            for number, line in enumerate(own_trace.lines(self._raws, self._place, left_out)):
-                file.write(line)
-                if number % reading.AT_A_TIME == 0:
-                    time.sleep(0)
+            for line in reading.giving_way(own_trace.lines(self._raws, self._place)):
+                size += file.write(line)
+                if size > PLAIN_LIMIT:
+                    raise NoTrace("its kernels' names are too long for so many of them; take fewer steps")

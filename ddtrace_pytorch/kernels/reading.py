@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from ddtrace_pytorch.kernels.aggregates import Event
@@ -27,6 +27,9 @@ class Recorded:
         """How many events there are, and those that count, with times on the clock that the system's is `ahead` of."""
         found = self._results.events()  # which takes its time at each call
         return len(found), events(found, ahead)
+
+    def missing(self) -> None:
+        """torch doesn't say what it has lost."""
 
     def save(self, path: str) -> None:
         """Write the trace."""
@@ -52,11 +55,12 @@ def times(event: Any) -> tuple[int, int]:
     return event.start_us() * 1000, event.duration_us() * 1000  # up to torch 2.3
 
 
-def giving_way(found: Sequence[T]) -> Iterator[T]:
+def giving_way(found: Iterable[T]) -> Iterator[T]:
     """All of them, with turns for other threads in between."""
-    for at in range(0, len(found), AT_A_TIME):
-        time.sleep(0)
-        yield from found[at : at + AT_A_TIME]
+    for number, one in enumerate(found):
+        if number % AT_A_TIME == 0:
+            time.sleep(0)
+        yield one
 
 
 def _name(event: Any) -> str:

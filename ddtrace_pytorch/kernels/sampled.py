@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ddtrace_pytorch.kernels.aggregates import COMMUNICATION, TOP, Aggregates, Event, aggregate
+from ddtrace_pytorch.kernels.demangling import name_of
+from ddtrace_pytorch.kernels.sampler_library import Raw
 from ddtrace_pytorch.kernels.window_telling import metrics, short
 from ddtrace_pytorch.spans import Fact
 
@@ -84,6 +86,11 @@ def detail(events: Sequence[Event]) -> Aggregates | None:
     if not events:
         return None
     return aggregate(events, min(event.start for event in events), max(event.end for event in events))
+
+
+def event(raw: Raw, ahead: int) -> Event:
+    """A record that was kept, on the clock that CUPTI's is `ahead` of."""
+    return Event(name_of(raw.name), raw.start - ahead, raw.end - ahead, raw.stream, True)
 
 
 @dataclass

@@ -24,12 +24,10 @@ from ddtrace_pytorch.clock import Clock
 from ddtrace_pytorch.deadline import Deadline
 from ddtrace_pytorch.exporter import Exporter
 from ddtrace_pytorch.kernels import sampled
-from ddtrace_pytorch.kernels.aggregates import Event
-from ddtrace_pytorch.kernels.demangling import demangled
-from ddtrace_pytorch.kernels.own_trace import UNNAMED, name_of
+from ddtrace_pytorch.kernels.demangling import UNNAMED, name_of
 from ddtrace_pytorch.kernels.profilers import Profilers
 from ddtrace_pytorch.kernels.sampled import Run, Sum, Totals
-from ddtrace_pytorch.kernels.sampler_library import Raw, SamplerLibrary, Taken, opened
+from ddtrace_pytorch.kernels.sampler_library import SamplerLibrary, Taken, opened
 from ddtrace_pytorch.kernels.sampling_budget import SamplingBudget
 from ddtrace_pytorch.kernels.step_signals import StepSignals
 from ddtrace_pytorch.kernels.symbols import functions
@@ -70,10 +68,6 @@ def made(
         warn_first(f"the GPU's kernels are not counted: {why}")
         return None
     return Sampler(settings, clock, span, exporter, steps, profilers, library, Gpu(torch))
-
-
-def _event(raw: Raw, ahead: int) -> Event:
-    return Event(name_of(raw), raw.start - ahead, raw.end - ahead, raw.stream, True)
 
 
 class Gpu:
@@ -143,7 +137,6 @@ class Sampler:
         self._over: _Recorded | None = None
         self._is_past = False
         self._wants_detail = True
-        self._keeps = False
         self._totals = Totals()
         self._began = clock.now()
         self._steps_of: deque[tuple[int, dict[int, tuple[Step, Piece]]]] = deque(maxlen=_REMEMBERED)
@@ -194,12 +187,12 @@ class Sampler:
     @safely("give way to a profiler")
     def give_way(self) -> None:
         """A profiler begins, of the user's or of ours."""
+        had = self._on or self._launched or self._over
         self._on = self._launched = self._over = None
-        self._library.off()
-        self._library.keep(0)
-        self._keeps = False
-        with self._taking:
-            self._totals.lost += self._library.take().totals.records
+        if had:
+            self._library.off()
+            with self._taking:
+                self._totals.lost += self._library.take().totals.records
 
     def takes(self, step: Step) -> bool:
         """Whether kernels of `step`, which is about to be told of, were kept one by one. On the Pulse."""
@@ -212,15 +205,18 @@ class Sampler:
     @safely("take what was sampled of the GPU's kernels")
     def take(self) -> None:
         """Tell of the last steps that were sampled, if the GPU is past them. On the Pulse."""
-        over = self._over
-        if over is not None:
+        # What is over is looked for in here: whoever has given way has CUPTI left alone once that has come back.
+        with self._taking:
+            over = self._over
+            if over is None:
+                return
             taken = self._take()
-            # A profiler may have begun meanwhile.
-            if self._over is over:
-                self._over = None
-                # Else CUPTI refused.
-                if taken.totals.steps:
-                    self._tell(self._run(over, taken))
+        # A profiler may have begun meanwhile.
+        if self._over is over:
+            self._over = None
+            # Else CUPTI refused.
+            if taken.totals.steps:
+                self._tell(self._run(over, taken))
 
     @safely("tell of the GPU's kernels")
     def beat(self) -> None:
@@ -284,9 +280,8 @@ class Sampler:
         self.budget.asked = 0
 
     def _take(self) -> Taken:
-        with self._taking:
-            self._library.off()
-            return self._library.take()
+        self._library.off()
+        return self._library.take()
 
     def _may(self) -> bool:
         torch = sys.modules["torch"]
@@ -304,9 +299,7 @@ class Sampler:
 
     def _begin(self, number: int, now: int) -> None:
         wanted = self._wants_detail
-        if wanted != self._keeps:
-            self._library.keep(_MOST_ONE_BY_ONE if wanted else 0)
-            self._keeps = wanted
+        self._library.keep(_MOST_ONE_BY_ONE if wanted else 0)
         self._signals.look()
         # In this order: a profiler that begins on another thread meanwhile finds it, or is found.
         self._on = _Recorded(number, now, wanted)
@@ -329,7 +322,7 @@ class Sampler:
 
     def _run(self, recorded: _Recorded, taken: Taken) -> Run:
         kernels: dict[str, Sum] = {}
-        of_names = ((demangled(key.name), one) for key, one in taken.sums.items())
+        of_names = ((name_of(key.name), one) for key, one in taken.sums.items())
         rest = ((UNNAMED, taken.other),) if taken.other.many else ()
         sampled.add_up(kernels, ((name, Sum(one.many, one.total, one.longest)) for name, one in (*of_names, *rest)))
         parent = self._library.parent()
@@ -343,7 +336,7 @@ class Sampler:
             kernels,
             sum(totals.dropped().values()) + totals.cupti_dropped,
             bool(totals.refusals),
-            sampled.detail([_event(raw, ahead) for raw in taken.raws]) if whole else None,
+            sampled.detail([sampled.event(raw, ahead) for raw in taken.raws]) if whole else None,
             None if parent is None else (parent.trace_id, parent.span_id),
         )
 

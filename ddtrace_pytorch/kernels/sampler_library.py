@@ -10,7 +10,7 @@ import ctypes
 import mmap
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from ctypes import POINTER, c_char, c_char_p, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +23,8 @@ KERNEL, COPY, FILL = 10, 1, 2  # kinds
 COPIES, FILLS = 1, 2  # flags
 REASONS = ("unknown_kind", "cut_short", "untimed", "backwards", "out_of_window", "nameless", "unreadable", "outside")
 BUCKETS = 64
+# Records kept one by one whose memory isn't given back each time.
+_AT_HAND = 16_384
 
 _FILE = Path(__file__).with_name("libkernel_sampler.so")
 _NONE = 2**32 - 1
@@ -137,14 +139,20 @@ class Copied(NamedTuple):
     raws: bytes
 
     def read(self) -> Taken:
-        names = [_text(name) for name in self.names.split(b"\0")[:-1]]
+        names = self._texts()
         other, *rows = _ROW.iter_unpack(self.rows)
         sums = {Key(names[row[0]], *row[1:4]): _sum(row) for row in rows}
-        raws = [
-            Raw(start, end, None if name == _NONE else names[name], kind, device, stream, correlation, node, graph)
-            for start, end, node, name, kind, device, stream, correlation, graph in _RAW.iter_unpack(self.raws)
-        ]
-        return Taken(sums, _sum(other), raws, self.totals)
+        return Taken(sums, _sum(other), list(self.kept()), self.totals)
+
+    def kept(self) -> Iterator[Raw]:
+        """The records that were kept, read one by one."""
+        names = self._texts()
+        for start, end, node, name, kind, device, stream, correlation, graph in _RAW.iter_unpack(self.raws):
+            named = None if name == _NONE else names[name]
+            yield Raw(start, end, named, kind, device, stream, correlation, node, graph)
+
+    def _texts(self) -> list[str]:
+        return [_text(name) for name in self.names.split(b"\0")[:-1]]
 
 
 class Parent(NamedTuple):
@@ -276,25 +284,32 @@ class SamplerLibrary:
         return self.copy().read()
 
     def copy(self) -> Copied:
-        """The same, unread, which takes no time to speak of."""
+        """The same, unread: some milliseconds at most, where reading may take a second."""
         limits = self.limits
         into = (c_uint64 * len(Counters._fields))()
         if self._waiting.ks_take(
-            self._rows, limits.rows, self._names, limits.name_bytes, self._raws, limits.raws, into
+            _into(self._rows), limits.rows, _into(self._names), limits.name_bytes, _into(self._raws), limits.raws, into
         ):
             raise RuntimeError(self.error)
         totals = Counters(*into)
-        return Copied(
+        copied = Copied(
             totals,
-            bytes(memoryview(self._rows)[: totals.rows * _ROW.size]),
-            bytes(memoryview(self._names)[: totals.name_bytes]),
-            bytes(memoryview(self._raws)[: totals.raws * _RAW.size]),
+            self._rows[: totals.rows * _ROW.size],
+            self._names[: totals.name_bytes],
+            self._raws[: totals.raws * _RAW.size],
         )
+        if totals.raws > _AT_HAND:
+            self._raws.madvise(mmap.MADV_DONTNEED)
+        return copied
 
 
-def _room(size: int) -> ctypes.Array[c_char]:
+def _room(size: int) -> mmap.mmap:
     """Of which only what is used takes memory."""
-    return (c_char * size).from_buffer(mmap.mmap(-1, size))
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+def _into(room: mmap.mmap) -> Any:
+    return (c_char * len(room)).from_buffer(room)
 
 
 def _text(raw: bytes) -> str:

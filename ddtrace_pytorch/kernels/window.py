@@ -78,13 +78,13 @@ def in_the_way(torch: Any, gpu: bool, environ: Mapping[str, str]) -> str | None:
 class Window:
     """From :meth:`prepare` by :meth:`start` to :meth:`end`, or to :meth:`cancel` at any time."""
 
-    # Where a profiler of the user's begins on this thread, the window is dropped; and there is no other way.
-    is_spoilt = False
+    # Only the thread that began it can end it: a profiler that begins on another one is not given way to.
+    ends_anywhere = is_spoilt = False
 
     def __init__(self, torch: Any, options: Options) -> None:
         self._torch = torch
         self._options = options
-        self._started = False
+        self._is_prepared = self._started = False
         self._prepared = time.time_ns()
         self._postponed, self._alone = 0, False
         self._memory = MemoryHistory(torch) if options.memory and options.gpu else None
@@ -104,6 +104,7 @@ class Window:
     def prepare(self) -> None:
         """Warm up: what it costs to begin is spent, and nothing is kept."""
         self._profiler._prepare_trace()
+        self._is_prepared = True
 
     def start(self, rank: int, world_size: int, backend: str | None) -> None:
         """Record, from here on."""
@@ -164,10 +165,12 @@ class Window:
                 stopped()
 
     def give_way(self) -> None:
-        """From any thread: a profiler begins. Only the one that began this can end it."""
+        """From any thread: a profiler begins."""
 
     def cancel(self) -> None:
         """End, without results."""
+        if not self._is_prepared:
+            return
         if not self._started:
             self._profiler._start_trace()
         self._others_are_done(_LAST_PATIENCE)

@@ -18,6 +18,7 @@ KERNEL = "pytorch.kernel"
 NAME_LIMIT = 160
 
 WHOLE = "complete"
+PARTIAL = "partial"
 SHORT = "cut short"
 EMPTY = "empty"
 FAILED = "failed"

@@ -267,6 +267,9 @@ class Windows:
     def close(self, deadline: Deadline) -> None:
         """Tell what can be read until then. The steps have been told of."""
         self._over = True
+        open_ = self._open
+        if open_ is not None and open_.window.ends_anywhere:
+            self._drop(open_, window_telling.ABANDONED, "the session was ended on another thread")
         while self._ended and deadline.left():
             self.read()
             if self._reader is not None:
@@ -351,22 +354,36 @@ class Windows:
             memory=settings.profile_memory,
         )
         self._pass(plan, how)
-        if self._profilers.sampler is not None:
-            self._profilers.sampler.give_way()
         try:
             window = self._new_window(torch, options)
-            window.prepare()
         except Exception as error:
             pass_on(error)
-            if self._own and gpu:
-                self._go_without_library(in_words(error))
             self._fail(plan, how, options.activity, in_words(error))
             return
-        self._open = _Open(window, plan, how, options, get_ident())
-        self._profilers.ours = self
+        open_ = _Open(window, plan, how, options, get_ident())
+        # In this order: who begins on another thread meanwhile finds it, or is found.
+        self._open, self._profilers.ours = open_, self
+        try:
+            if self._profilers.sampler is not None:
+                self._profilers.sampler.give_way()
+            open_.window.prepare()
+        except BaseException as error:
+            self._break(open_, error)
+            return
         self._steps_of.append((plan, {}))
-        if number >= plan.first:
-            self._start(self._open)
+        if open_.window.is_spoilt or self._profilers.of_the_user(torch):
+            self._drop(open_, window_telling.ABANDONED, _YOURS_BEGAN)
+        elif number >= plan.first:
+            self._start(open_)
+
+    def _break(self, open_: _Open, error: BaseException) -> None:
+        """In ``except``: `error` ends it, and what is not ours passes on."""
+        self._cancel(open_)
+        pass_on(error)
+        why = in_words(error)
+        if isinstance(open_.window, OwnWindow):
+            self._go_without_library(why)
+        self._fail(open_.plan, open_.how, open_.options.activity, why)
 
     def _pass(self, plan: Plan, how: str) -> None:
         """It is begun, or is not to be."""
@@ -400,10 +417,8 @@ class Windows:
     def _start(self, open_: _Open) -> None:
         try:
             open_.window.start(*self._place)
-        except Exception as error:
-            pass_on(error)
-            self._cancel(open_)
-            self._fail(open_.plan, open_.how, open_.options.activity, in_words(error))
+        except BaseException as error:
+            self._break(open_, error)
             return
         self._profilers.ranges.begin(sys.modules["torch"])
         open_.start = self._clock.now()
@@ -416,10 +431,8 @@ class Windows:
             end = self._clock.now()
             memory = open_.window.memory()
             results = open_.window.end()
-        except Exception as error:
-            pass_on(error)
-            self._cancel(open_)
-            self._fail(open_.plan, open_.how, options.activity, in_words(error))
+        except BaseException as error:
+            self._break(open_, error)
             return
         if open_.window.is_spoilt:
             self._drop(open_, window_telling.ABANDONED, _YOURS_BEGAN)
@@ -436,8 +449,10 @@ class Windows:
         self._told.append(Told(open_.how, state, open_.plan, self._clock.now(), why=why))
 
     def _cancel(self, open_: _Open) -> None:
-        self._close_window()
-        safely("switch the profiler off")(open_.window.cancel)()
+        try:
+            safely("switch the profiler off")(open_.window.cancel)()
+        finally:
+            self._close_window()
 
     def _close_window(self) -> None:
         self._profilers.ranges.end()
@@ -475,11 +490,9 @@ class Windows:
         many, events = ended.results.read(ended.ahead)
         if not many:
             return self._empty(ended)
-        told = _told(
-            ended,
-            window_telling.SHORT if ended.cut else window_telling.WHOLE,
-            results=aggregate(events, ended.start, ended.end),
-        )
+        missing = ended.results.missing()
+        state = window_telling.SHORT if ended.cut else window_telling.PARTIAL if missing else window_telling.WHOLE
+        told = _told(ended, state, why=missing, results=aggregate(events, ended.start, ended.end))
         try:
             path, size = self._write(ended, many)
         except (NoTrace, OSError) as error:

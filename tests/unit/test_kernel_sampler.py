@@ -772,10 +772,10 @@ def test_ten_million_records_leave_memory_as_it_was(sampler: SamplerLibrary, cup
         return int(sampler.take().totals.records)
 
     for _ in range(4):
-        counted += replay_and_take(300)
+        counted += replay_and_take(250)
     before = resident()
     for _ in range(10):
-        counted += replay_and_take(880)
+        counted += replay_and_take(900)
     assert counted == 10_000_000
     assert resident() - before < 1 << 20
 

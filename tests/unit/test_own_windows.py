@@ -20,6 +20,7 @@ from ddtrace_pytorch import border
 from ddtrace_pytorch.clock import Clock
 from ddtrace_pytorch.deadline import Deadline
 from ddtrace_pytorch.kernels import own_trace, windows
+from ddtrace_pytorch.kernels.demangling import UNNAMED
 from ddtrace_pytorch.kernels.native import Context, NativeParent
 from ddtrace_pytorch.kernels.sampler import Sampler
 from ddtrace_pytorch.kernels.sampler_library import COPY, KERNEL, Raw, SamplerLibrary
@@ -150,6 +151,8 @@ def test_where_cupti_refuses_torchs_profiler_takes_its_place(
     one.cupti.c.mock_fail(call.encode(), 39)
     one.steps_of(10)
     first, second = one.told()
+    assert not one.windows._open
+    assert one.profilers.ours is None
     assert first["state"] == "failed"
     assert "gave 39" in first["why"]
     assert (second["state"], "TorchsOwn" in second["why"]) == ("failed", True)
@@ -183,7 +186,7 @@ def test_a_forked_child_has_none(job: Callable[..., WindowedJob]) -> None:
     child = os.fork()
     if child == 0:
         one.windows.abandon()
-        os._exit(one.library.on() == 0)
+        os._exit(one.library.on() == 0 or one.windows._open is not None or one.profilers.ours is not None)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     one.steps_of(7)
     assert [told["state"] for told in one.told()] == ["complete"]
@@ -195,8 +198,71 @@ def test_what_there_is_no_room_for_is_said(job: Callable[..., WindowedJob], monk
     monkeypatch.setattr(one.library, "keep", lambda many: kept(min(many, 3)))
     one.steps_of(7)
     [told] = one.told()
-    assert (told["state"], told["metrics"]["events"]) == ("complete", 3)
-    assert trace_of(told)["recordsLeftOut"] == 3  # two of them ran before it, and were handed over late
+    assert (told["state"], told["metrics"]["events"]) == ("partial", 3)
+    assert told["why"] == "there was room for 3 records alone"
+
+
+def test_what_cupti_has_lost_is_said(job: Callable[..., WindowedJob]) -> None:
+    one = job()
+    one.steps_of(5)
+    one.cupti.c.mock_lose(1_234)
+    one.steps_of(7)
+    [told] = one.told()
+    assert (told["state"], told["why"]) == ("partial", "1,234 records were lost")
+
+
+@pytest.mark.parametrize("begins", ["before it looks again", "while it is switched on"])
+def test_a_profiler_that_begins_meanwhile_has_cupti_for_itself(job: Callable[..., WindowedJob], begins: str) -> None:
+    """On another thread, as this one prepares a window."""
+    one = job()
+    on = one.library.on
+
+    def begin_another() -> None:
+        if begins == "while it is switched on":
+            # As `_begins` does, which is told of the profiler first.
+            other = threading.Thread(target=one.profilers.ours.give_way)  # type: ignore[union-attr]
+            other.start()
+            other.join()
+        else:
+            one.profilers._begun[1] = lambda: None  # type: ignore[assignment]
+
+    def slowly_on(flags: int) -> int:
+        begin_another()
+        return on(flags)
+
+    one.library.on = slowly_on  # type: ignore[method-assign]
+    one.steps_of(4)
+    assert one.cupti.calls()[-4:] == ["disable(10)", "disable(1)", "disable(2)", "flush(1)"]
+    assert (one.windows._open, one.profilers.ours) == (None, None)
+    one.profilers._begun.clear()
+    one.tell()
+    assert [(told["step"], told["state"]) for told in one.told()] == [(4, "abandoned")]
+
+
+def test_an_interrupt_as_it_is_switched_on_leaves_nothing_on(job: Callable[..., WindowedJob]) -> None:
+    one = job()
+    on = one.library.on
+
+    def interrupted(flags: int) -> int:
+        on(flags)
+        raise KeyboardInterrupt
+
+    one.library.on = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        one.steps_of(4)
+    assert one.cupti.calls()[-4:] == ["disable(10)", "disable(1)", "disable(2)", "flush(1)"]
+    assert (one.windows._open, one.profilers.ours) == (None, None)
+
+
+def test_a_session_that_ends_on_another_thread_leaves_nothing_on(job: Callable[..., WindowedJob]) -> None:
+    one = job()
+    one.steps_of(4)
+    other = threading.Thread(target=one.windows.close, args=(Deadline(5),))
+    other.start()
+    other.join()
+    assert one.cupti.calls()[-4:] == ["disable(10)", "disable(1)", "disable(2)", "flush(1)"]
+    assert (one.windows._open, one.profilers.ours) == (None, None)
+    assert [(told["step"], told["state"]) for told in one.told()] == [(4, "abandoned")]
 
 
 def test_the_sampler_of_kernels_goes_on_between_windows(job: Callable[..., WindowedJob]) -> None:
@@ -258,15 +324,15 @@ RAWS = [
 
 @pytest.mark.parametrize("raws", [RAWS, []])
 def test_a_trace_is_json_and_has_each_nanosecond(raws: list[Raw]) -> None:
-    trace = json.loads("".join(own_trace.lines(raws, {"rank": 3}, 5)))
-    assert (trace["distributedInfo"], trace["recordsLeftOut"]) == ({"rank": 3}, 5)
+    trace = json.loads("".join(own_trace.lines(raws, {"rank": 3})))
+    assert trace["distributedInfo"] == {"rank": 3}
     found = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     base = trace["baseTimeNanoseconds"]
     assert [(base + round(one["ts"] * 1000), round(one["dur"] * 1000)) for one in found] == [
         (raw.start, raw.end - raw.start) for raw in raws
     ]
     assert [one["cat"] for one in found] == ["kernel", "kernel", "gpu_memcpy"][: len(raws)]
-    assert [one["name"] for one in found] == ['a "kernel"\\', own_trace.UNNAMED, "memcpy HtoD"][: len(raws)]
+    assert [one["name"] for one in found] == ['a "kernel"\\', UNNAMED, "memcpy HtoD"][: len(raws)]
     lanes = {(one["pid"], one["tid"]) for one in trace["traceEvents"] if one["name"] == "thread_name"}
     assert lanes == {(raw.device, raw.stream) for raw in raws}
     assert [one["args"].get("graph node id") for one in found] == [None, 9, None][: len(raws)]

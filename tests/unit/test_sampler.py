@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -269,3 +271,43 @@ def test_what_a_step_costs_decides_how_often(
     added["share"] = 0.0
     training.train(1_500)
     assert training.sampler.budget.every == 2
+
+
+def test_whoever_it_has_given_way_to_is_left_alone(job: Callable[..., SampledJob]) -> None:
+    """The Pulse comes late to what is over: a profiler has begun since."""
+    one = job(DD_PYTORCH_KERNEL_EVERY="3")
+    take = one.sampler.take
+    one.sampler.take = lambda: None  # type: ignore[method-assign]
+    one.train(8)
+    assert one.sampler._over is not None
+    comes, may_go_on = threading.Event(), threading.Event()
+    lock = one.sampler._taking
+
+    @contextlib.contextmanager
+    def late() -> Iterator[None]:
+        comes.set()
+        assert may_go_on.wait(30)
+        with lock:
+            yield
+
+    one.sampler._taking = late()  # type: ignore[assignment]
+    pulse = threading.Thread(target=take)
+    pulse.start()
+    assert comes.wait(30)
+    one.sampler._taking = lock
+    one.sampler.give_way()
+    assert one.library.on() == 0  # the other one
+    one.cupti.calls()
+    may_go_on.set()
+    pulse.join()
+    assert one.cupti.calls() == []
+    assert one.sampler._totals.lost == 2
+
+
+def test_what_another_has_recorded_is_not_counted_as_lost(job: Callable[..., SampledJob]) -> None:
+    one = job(DD_PYTORCH_KERNEL_EVERY="0")
+    assert one.library.on() == 0
+    one.cupti.replay(kernels((b"gemm", 3_000)))
+    assert one.library.off() == 0
+    one.sampler.give_way()
+    assert one.sampler._totals.lost == 0

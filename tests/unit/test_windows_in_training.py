@@ -12,7 +12,7 @@ import pytest
 import torch
 from harness.profiled import Job
 
-from ddtrace_pytorch.kernels import window, windows
+from ddtrace_pytorch.kernels import reading, window, windows
 from ddtrace_pytorch.kernels.memory import MemoryHistory
 from ddtrace_pytorch.kernels.schedule import Plan
 
@@ -49,11 +49,13 @@ def test_one_that_is_asked_for_between_two_others_ends_where_it_should(job: Call
     assert [step["count"] for step in steps] == [2, 3, 2]
 
 
-def test_the_sampler_of_kernels_gives_way_to_each(job: Callable[..., Job]) -> None:
-    training, asked = job(DD_PYTORCH_PROFILE_EVERY="4"), []
-    training.profilers.sampler = SimpleNamespace(give_way=lambda: asked.append(training.profilers.ours))
+def test_the_sampler_of_kernels_gives_way_to_each(job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> None:
+    training, order = job(DD_PYTORCH_PROFILE_EVERY="4"), []
+    training.profilers.sampler = SimpleNamespace(give_way=lambda: order.append("gives way"))
+    prepare = window.Window.prepare
+    monkeypatch.setattr(window.Window, "prepare", lambda self: (order.append("begins"), prepare(self)))
     training.train(10)
-    assert asked == [None, None]  # before there is one
+    assert order == 2 * ["gives way", "begins"]
     assert len(training.told()) == 2
 
 
@@ -73,20 +75,17 @@ def test_where_each_epoch_counts_from_one_each_has_its_windows(job: Callable[...
     assert [span.parent_id for span in windows] == steps
 
 
-class Empty:
-    def events(self) -> list[object]:
-        return []
-
-
 def test_an_empty_one_is_a_failure_and_tried_again_once(
     job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = job(**EVERY_20)
     real, ended = window.Window.end, []
 
+    empty = reading.Recorded(SimpleNamespace(events=list))
+
     def end(self: window.Window) -> object:
         ended.append(real(self))
-        return Empty() if len(ended) in (1, 3) else ended[-1]
+        return empty if len(ended) in (1, 3) else ended[-1]
 
     monkeypatch.setattr(window.Window, "end", end)
     monkeypatch.setattr(windows, "warn_first", lambda message, about=None: None)
