@@ -63,8 +63,9 @@ ONCE = (
 NEWEST = (
     "compat/test_compiled.py", "compat/test_identity.py", "compat/test_parallel.py", "compat/test_records_compiled.py",
     "compat/test_sharded.py", "compat/test_values.py", "dist/test_checkpoints.py", "dist/test_coverage.py",
-    "dist/test_examples.py", "dist/test_frameworks.py", "dist/test_giving_back.py", "dist/test_lives_leave_nothing.py",
-    "dist/test_passing_for_functions.py", "dist/test_training_alone.py", "dist/test_whereabouts.py",
+    "dist/test_examples.py", "dist/test_frameworks.py", "dist/test_giving_back.py", "dist/test_instruments.py",
+    "dist/test_lives_leave_nothing.py", "dist/test_passing_for_functions.py", "dist/test_steps.py",
+    "dist/test_training_alone.py", "dist/test_whereabouts.py",
     "faults/test_stalls.py",
 )  # fmt: skip
 
