@@ -26,12 +26,14 @@ TRAIN = """
     from torch.nn.parallel import DistributedDataParallel as DDP
     from harness.kernel_sampler import MockCupti
     from harness.sampled import NoGpu, kernels
-    from ddtrace_pytorch.kernels import sampler
+    from ddtrace_pytorch.kernels import sampler, sampler_library, windows
 
     cupti = MockCupti(Path(sys.argv[2]))
-    sampler.find = lambda: Path(sys.argv[3])
-    sampler.libcupti = lambda: sys.argv[2]
+    sampler_library.find = lambda: Path(sys.argv[3])
+    sampler_library.libcupti = lambda: sys.argv[2]
     sampler.Gpu = lambda torch: NoGpu()
+    windows.gpu_is_there = lambda torch: True
+    torch.cuda.is_current_stream_capturing, torch.cuda.synchronize = bool, int
     torch.version.cuda = "13.0"
     dist.init_process_group("gloo")
     net = DDP(torch.nn.Linear(4, 4))
@@ -39,9 +41,9 @@ TRAIN = """
     nccl = 1_000_000 if dist.get_rank() else 9_000_000
     for step in range(60):
         cupti.replay(kernels((b"gemm", 3_000_000), (b"ncclDevKernel_AllReduce", nccl)))
+        time.sleep(0.05)
         net(torch.ones(2, 4)).sum().backward()
         optimizer.step()
-        time.sleep(0.05)
     dist.destroy_process_group()
 """
 
@@ -83,3 +85,26 @@ def test_kernels_of_real_ranks_are_told_everywhere(agent: Agent, jobs: Jobs, tmp
     jobs.run([*ours, "timeline", str(log), "-o", str(line)], environment(None)).ok()
     names = {event.get("args", {}).get("name") for event in json.loads(line.read_text())["traceEvents"]}
     assert any(str(name).startswith("GPU stream 7") for name in names)
+
+
+def test_windows_of_real_ranks_can_be_taken_with_it(agent: Agent, jobs: Jobs, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    env = environment(
+        agent.url,
+        DD_PATCH_MODULES="pytorch:true",
+        DD_PYTORCH_EXPORT="both",
+        DD_PYTORCH_LOG_DIR=str(log),
+        DD_PYTORCH_PROFILE_WITH="sampler",
+        DD_PYTORCH_PROFILE_EVERY="20",
+    )
+    libraries = str(build_mock(tmp_path)), str(build_sampler(tmp_path))
+    jobs.run([*DDTRACE_RUN, *torchrun(2), jobs.script(TRAIN), str(TESTS), *libraries], env).ok()
+    told = of_type(log, "profile")
+    assert [(one["step"], one["state"], one["activity"], one["metrics"]["events"]) for one in told] == 2 * [
+        (20, "complete", "gpu", 4), (40, "complete", "gpu", 4), (60, "cut short", "gpu", 2),
+    ]  # fmt: skip
+    windows = agent.spans("pytorch.profile")
+    assert {span["metrics"]["profile.communication_ms"] for span in windows} == {1.0, 2.0, 9.0, 18.0}
+    assert len(agent.spans("pytorch.kernel")) == 20
+    shown = jobs.run([*PYTHON, "-m", "ddtrace_pytorch.cli.main", "report", str(log)], environment(None)).ok().stdout
+    assert "rank 1 is late: in 2 profiler windows, collectives took 2ms each time on it, and 18ms" in shown
