@@ -155,6 +155,11 @@ class Lookout:
         self._ends_badly = badly
         self._standstill.leave(deadline.left(REASON_SECONDS))
 
+    @safely("tell what went on after all")
+    def last_look(self) -> None:
+        """Once there are no more beats."""
+        self._standstill.last_look()
+
     def end(self, span: SpanRecord, error: BaseException | None) -> None:
         """The rank span is finished, by `error` if there is one, and about to be sent."""
         by_exception = span.tags.get("pytorch.end_reason") == "exception"

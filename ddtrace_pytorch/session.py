@@ -273,6 +273,7 @@ class Session:
             lambda: self._know(self._introduction.own),
             # Before the span ends: a rotation after that would end it a second time.
             lambda: self._pulse.stop(before_export.left()),
+            self._lookout.last_look,
             self._hear_the_reason,
             lambda: self._close_collectives(before_export),
             lambda: self._gather_records(before_export),

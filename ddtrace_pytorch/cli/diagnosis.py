@@ -333,8 +333,10 @@ def _what_happened(finding: Finding) -> str:
         subject = f"all ranks ({compact(first.ranks)})" if all_of_them else who(first.ranks)
         raised_at = _line(first.frames)
         what = first.what + (f", at {raised_at}" if raised_at is not None else "")
-        told.append(f"The first failure, at {clock(first.at)}: {subject}{_place(finding, first.ranks)}: {what}.")
-        if all_of_them and verdict is None and first.cause in (Cause.SIGNAL, Cause.KILLED):
+        # Of who is killed, the last beat is known.
+        when = f"{'soon after' if first.cause is Cause.KILLED else 'at'} {clock(first.at)}"
+        told.append(f"The first failure, {when}: {subject}{_place(finding, first.ranks)}: {what}.")
+        if verdict is None and (first.cause is Cause.SIGNAL or (all_of_them and first.cause is Cause.KILLED)):
             told.append("That came from outside: the launcher, the scheduler, the host or a person.")
     if verdict is not None:
         told.append(f"{text(verdict, 'message').rstrip('.')}.")

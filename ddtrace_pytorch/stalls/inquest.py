@@ -26,6 +26,8 @@ Record = Mapping[str, Any]
 NEAR = 2 * 10**9
 # ns. A log that ends so much before another one is of a rank that was gone.
 GOES_ON = 5 * 10**9
+# ns. Ranks of a host that are told to end together are told within less. torchrun looks ten times a second who is gone.
+ONE_BY_ONE = 10**8
 # ns. A wait so long counts where a rank is known to be gone or stopped.
 WAITED = 2 * FRESH
 
@@ -120,7 +122,7 @@ def inquire(histories: Mapping[int, History]) -> Finding:
 
     told = _told(histories)
     failures = _failures(histories, states, fates, told)
-    first = _first(failures)
+    first = _first(failures, histories, fates)
     verdict = next((one for one in told if first is not None and {*one["ranks"]} & {*first.ranks}), None)
     verdict = verdict or next(iter(told), None)
     rebuilt = None
@@ -132,7 +134,7 @@ def inquire(histories: Mapping[int, History]) -> Finding:
     if rebuilt is not None:
         verdict = rebuilt
         failures = _failures(histories, states, fates, [rebuilt])
-        first = _first(failures)
+        first = _first(failures, histories, fates)
     return Finding(
         end=end,
         first=first,
@@ -353,8 +355,8 @@ def _waited_long(state: RankState) -> bool:
 
 def _stall(verdict: Record) -> Failure:
     began = verdict["ts"] - _waited(verdict)
-    odd = verdict.get("kind") == Kind.MISMATCH.value
-    what = f"another call than the others' {_where(verdict)}" if odd else f"{_where(verdict)} began to wait"
+    odd, whom = verdict.get("kind") == Kind.MISMATCH.value, "it" if len(verdict["ranks"]) == 1 else "them"
+    what = f"another call than the others' {_where(verdict)}" if odd else f"{_where(verdict)} began to wait for {whom}"
     return Failure(began, tuple(sorted(verdict["ranks"])), Cause.STALL, what)
 
 
@@ -367,20 +369,35 @@ def _interrupted(failures: Iterable[Failure], first: Failure | None) -> int | No
     return min((one.at for one in after), default=None) if outside else None
 
 
-def _first(failures: Iterable[Failure]) -> Failure | None:
+def _first(failures: Iterable[Failure], histories: Mapping[int, History], fates: Mapping[int, Fate]) -> Failure | None:
     in_time = sorted(failures, key=lambda one: (one.at, one.ranks))
     if not in_time:
         return None
     causes = list(Cause)
     near = [one for one in in_time if one.at <= in_time[0].at + NEAR]
     cause = min((one.cause for one in near), key=causes.index)
+    if cause is Cause.ECHO and near[0].cause is Cause.SIGNAL:
+        # Of whose end it is the echo.
+        cause = Cause.SIGNAL
     alike = [one for one in near if one.cause is cause]
     if cause is Cause.STALL:
         return alike[0]
     if cause in (Cause.EXCEPTION, Cause.RAISED):
         alike = [one for one in alike if one.what == alike[0].what]
+    if cause is Cause.SIGNAL and _ended_before(alike, histories, fates):
+        alike = alike[:1]
     frames = alike[0].frames if len({own_frame(one.frames) for one in alike}) == 1 else ()
     return replace(alike[0], ranks=tuple(sorted(rank for one in alike for rank in one.ranks)), frames=frames)
+
+
+def _ended_before(signals: Sequence[Failure], histories: Mapping[int, History], fates: Mapping[int, Fate]) -> bool:
+    """Whether the first of them had ended, and that long before the others were told to: a launcher ends these then."""
+    ranks = [one.ranks[0] for one in signals]
+    return (
+        len(ranks) > 1
+        and len({histories[rank].host for rank in ranks}) == 1
+        and fates[ranks[0]].at + ONE_BY_ONE <= signals[1].at
+    )
 
 
 def _roll(

@@ -116,6 +116,19 @@ class Standstill:
         if time.monotonic() - self._met_at >= MEET_SECONDS:
             self._met_at = time.monotonic()
             self._mates.meet()
+        stalled = self._look_at_pending()
+        if stalled:
+            stalls = [one.pending for one in stalled]
+            self._told.noticed(stalls)
+            self._stalls = stalls
+            self._wanted.set()
+
+    def last_look(self) -> None:
+        """Before the end, once there are no more beats: what went on since the last one is told."""
+        if self._mates is not None and self._seconds:
+            self._look_at_pending()
+
+    def _look_at_pending(self) -> Sequence[Stalled]:
         now = time.monotonic_ns()
         stalled, over = self._watch.look(self._pending(now), now)
         for one in stalled:
@@ -125,11 +138,7 @@ class Standstill:
             said = self._told.over(ended)
             if said is not None:
                 self._outlet.ended(ended, said)
-        if stalled:
-            stalls = [one.pending for one in stalled]
-            self._told.noticed(stalls)
-            self._stalls = stalls
-            self._wanted.set()
+        return stalled
 
     def look_closer(self) -> None:
         """Have what takes time looked at."""

@@ -133,6 +133,33 @@ def test_whom_all_waited_for_is_named_where_a_person_ended_it(jobs: Jobs, tmp_pa
     assert attempt["stalls"] == []
 
 
+GOES_ON = """
+    import os, time
+    import torch, torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    dist.all_reduce(torch.ones(1))
+    while dist.get_rank() == 1 and not os.path.exists(os.environ["GATE"]):
+        time.sleep(0.05)
+    dist.all_reduce(torch.ones(1))
+"""
+
+
+def test_a_stall_that_goes_on_right_before_the_end_is_told(jobs: Jobs, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    common = by_hand(tmp_path, DD_PYTORCH_STALL_SECONDS="2", GATE=str(tmp_path / "gate"))
+    script = jobs.script(GOES_ON)
+    zero, one = (jobs.start([*DDTRACE_RUN, *PYTHON, script], {**common, "RANK": str(rank)}) for rank in (0, 1))
+    until(lambda: any(of_type(log, "verdict")), 60, "rank 1 is named")
+    (tmp_path / "gate").touch()
+    said = zero.wait().ok().stderr + one.wait().ok().stderr
+    assert re.search(r"all_reduce #\d+ of group `world` went on after \d+ s", said), said
+    attempt = diagnosis(common, log)
+    assert attempt["ended_well"]
+    assert [stall["ranks"] for stall in attempt["stalls"]] == [[1]]
+    assert "A stall that went on" in attempt["what_happened"]
+
+
 DDP = """
     import os, time
     import torch, torch.distributed as dist

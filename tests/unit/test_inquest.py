@@ -74,6 +74,44 @@ def test_a_short_log_is_no_reason_if_all_logs_end_together() -> None:
     assert {fate.open for fate in finding.fates.values()} == {True}
 
 
+def test_whom_a_signal_ended_is_the_reason_where_the_others_lost_it() -> None:
+    """Somebody ended one process; its peers' collectives raised before the launcher ended them."""
+    one = history(1, *beats(20, 41), ended("signal:SIGTERM", 20.2))
+    others = [
+        history(
+            rank,
+            *beats(20, 42, since=20.1),
+            raised(rank, 42, 20.25, CLOSED),
+            ended("exception", 20.3, ("RuntimeError", CLOSED.partition(": ")[2])),
+        )
+        for rank in (0, 2, 3)
+    ]
+    finding = found(one, *others)
+    assert finding.first is not None
+    assert (finding.first.cause, finding.first.ranks, finding.first.at) == (Cause.SIGNAL, (1,), at(20.2))
+
+
+@pytest.mark.parametrize(
+    ("later", "named"),
+    [
+        pytest.param(20.35, (1,), id="the launcher ended the others once one was gone"),
+        pytest.param(20.25, RANKS, id="all were told at once"),
+    ],
+)
+def test_who_had_ended_before_the_others_were_told_to_is_the_reason(later: float, named: tuple[int, ...]) -> None:
+    one = history(1, *beats(20, 41), ended("signal:SIGTERM", 20.2))
+    finding = found(one, *(history(rank, *beats(20, 41), ended("signal:SIGTERM", later)) for rank in (0, 2, 3)))
+    assert finding.first is not None
+    assert (finding.first.cause, finding.first.ranks) == (Cause.SIGNAL, named)
+
+
+def test_of_several_hosts_nobody_knows_who_was_told_first() -> None:
+    one = history(1, *beats(20, 41), ended("signal:SIGTERM", 20.2), host="host-b")
+    finding = found(one, *(history(rank, *beats(20, 41), ended("signal:SIGTERM", 20.6)) for rank in (0, 2, 3)))
+    assert finding.first is not None
+    assert finding.first.ranks == RANKS
+
+
 def test_an_exception_of_its_own_comes_before_those_it_caused() -> None:
     own = "ValueError: no such file"
     one = history(1, *beats(20, 41), ended("exception", 20.4, ("ValueError", "no such file")))
