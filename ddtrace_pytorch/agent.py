@@ -22,6 +22,8 @@ from ddtrace_pytorch.spans import SpanRecord
 from ddtrace_pytorch.unix_http import UnixConnection
 
 ANSWER_SECONDS = 0.2
+_NO_TRACES = b"\x90"  # an empty list, as msgpack has it
+_MSGPACK = {"Content-Type": "application/msgpack", "X-Datadog-Trace-Count": "0"}
 # Bytes; the Agent's own has some thousand.
 _LONGEST_ANSWER = 1 << 20
 
@@ -33,8 +35,8 @@ def url() -> str | None:
 
 
 def answers(timeout: float = ANSWER_SECONDS) -> bool:
-    """Whether something speaking HTTP answers at :func:`url`, to the end of its answer, within `timeout` seconds per
-    socket operation.
+    """Whether an Agent answers at :func:`url`, to the end of its answer, within `timeout` seconds per socket operation:
+    it has ``/info``, or takes traces all the same, as older ones and what stands in for one do.
 
     Without an Agent in between, ddtrace's writer is taken at its word.
     """
@@ -42,14 +44,21 @@ def answers(timeout: float = ANSWER_SECONDS) -> bool:
     if address is None:
         return True
     try:
-        with contextlib.closing(_connection(address, timeout)) as connection:
-            connection.request("GET", "/info")
-            answer = connection.getresponse()
-            answer.read(_LONGEST_ANSWER)
-            return answer.status < 500
+        status = _status(address, timeout, "GET", "/info")
+        if 400 <= status < 500:
+            status = _status(address, timeout, "PUT", "/v0.4/traces", _NO_TRACES)
+        return status < 400
     except (OSError, http.client.HTTPException, ValueError):
         # ValueError: nobody can be asked at such an address (port 99999, a host name with an empty label).
         return False
+
+
+def _status(address: str, timeout: float, method: str, path: str, body: bytes = b"") -> int:
+    with contextlib.closing(_connection(address, timeout)) as connection:
+        connection.request(method, path, body or None, _MSGPACK if body else {})
+        answer = connection.getresponse()
+        answer.read(_LONGEST_ANSWER)
+        return answer.status
 
 
 def _connection(address: str, timeout: float) -> http.client.HTTPConnection:

@@ -37,7 +37,7 @@ def jobs(tmp_path: Path) -> Iterator[Jobs]:
 
 # What no release of torch has a part in: CI runs these on one of them (`-m "not once"` leaves them out).
 ONCE = (
-    "unit/test_aftermath.py", "unit/test_diagnose.py", "unit/test_docs.py", "unit/test_doctor.py",
+    "unit/test_aftermath.py", "unit/test_agent.py", "unit/test_diagnose.py", "unit/test_docs.py", "unit/test_doctor.py",
     "unit/test_exporter.py", "unit/test_graph.py", "unit/test_inquest.py", "unit/test_job.py",
     "unit/test_kernel_sampler.py", "unit/test_last_words.py", "unit/test_logs_as_found.py", "unit/test_own_windows.py",
     "unit/test_page.py",

@@ -122,11 +122,14 @@ def test_an_agent_that_never_answers_costs_an_exit_two_seconds_at_most(jobs: Job
     assert rank_spans(tmp_path)
 
 
-@pytest.mark.parametrize(("status", "body", "counts"), [(500, b"no", False), (200, b"\xff{ not json", True)])
+@pytest.mark.parametrize(
+    ("status", "body", "counts"), [(500, b"no", False), (404, b"another server", False), (200, b"\xff{ not json", True)]
+)
 def test_an_agent_that_answers_nonsense_is_borne(
     jobs: Jobs, tmp_path: Path, status: int, body: bytes, counts: bool
 ) -> None:
-    # An error is no Agent, so `auto` writes the log; one that answers is an Agent, whatever its words.
+    # An error is no Agent, and who knows no traces is none, so `auto` writes the log; one that answers is an Agent,
+    # whatever its words.
     with answering(status, body) as url:
         result = jobs.run(
             [*DDTRACE_RUN, *PYTHON, jobs.script(TRAIN)],
