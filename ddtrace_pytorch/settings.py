@@ -584,7 +584,25 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
             bad = raw if accepted.bad is None else accepted.bad
             used = "the rest" if accepted.kept else repr(setting.default)
             complaints.append(f"{setting.variable}={bad[:80]!r} is not {accepted}; using {used}")
-    return Settings(**values, complaints=(*complaints, *_unknown(source)))
+    return Settings(**values, complaints=(*complaints, *_at_odds(values), *_unknown(source)))
+
+
+def _at_odds(values: Mapping[str, Any]) -> Iterator[str]:
+    """Each of them could be, but not all together."""
+    every, warmup, active = values["profile_every"], values["profile_warmup"], values["profile_active"]
+    if 0 < every < warmup + active:
+        yield (
+            f"DD_PYTORCH_PROFILE_EVERY={every} is less than a window takes ({warmup} + {active} steps); there are no "
+            "profiler windows"
+        )
+    if values["profile_with"] == "sampler":
+        for name in ("cpu", "shapes", "stacks"):
+            if values[f"profile_{name}"]:
+                yield (
+                    f"DD_PYTORCH_PROFILE_WITH=sampler has no effect: DD_PYTORCH_PROFILE_{name.upper()} asks for what "
+                    "torch's profiler alone records"
+                )
+                break
 
 
 def _unknown(environ: Mapping[str, str]) -> Iterator[str]:

@@ -204,7 +204,7 @@ def blame(attempt: Attempt) -> Iterator[str]:
 def hides_waiting(attempt: Attempt) -> bool:
     """Whether ranks wait for each other, about once a step or more, where nobody takes the time."""
     steps = max((one.steps for one in attempt.steps.ranks), default=0)
-    if len(attempt.steps.ranks) < 2:
+    if len(attempt.steps.ranks) < 2 or attempt.windows.late is not None or attempt.kernels.late is not None:
         return False
     calls = sum(
         sum(one.calls for one in group.unseen)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -63,7 +64,7 @@ def render(report: Report, console: Console, newest_in: str | None, now: int) ->
         show(console, _attempts_table(report))
     for attempt in report.attempts:
         line(console, "")
-        _render_attempt(attempt, console)
+        _render_attempt(attempt, report.job.id, console)
     if report.notes:
         line(console, "")
         notes(console, report.notes, "; --json has them all")
@@ -94,7 +95,7 @@ def _attempts_table(report: Report) -> Table:
     return drawn
 
 
-def _render_attempt(attempt: Attempt, console: Console) -> None:
+def _render_attempt(attempt: Attempt, job: str, console: Console) -> None:
     said = "" if attempt.attempt is None else f", numbered {attempt.attempt} by the launcher"
     line(console, f"Attempt {attempt.number}{said}", style="bold")
     facts = {
@@ -120,7 +121,7 @@ def _render_attempt(attempt: Attempt, console: Console) -> None:
             row(drawn, compact(gpu.ranks), gpu.host, gpu.uuid, gpu.name)
         show(console, drawn)
     line(console, "")
-    _render_ranks(attempt, console)
+    _render_ranks(attempt, job, console)
     render_steps(attempt.steps, console, hides_waiting(attempt))
     render_records(attempt.recorded, console)
     render_collectives(attempt, console)
@@ -131,7 +132,7 @@ def _render_attempt(attempt: Attempt, console: Console) -> None:
     render_stalls(attempt, console)
 
 
-def _render_ranks(attempt: Attempt, console: Console) -> None:
+def _render_ranks(attempt: Attempt, job: str, console: Console) -> None:
     ranks = shown = attempt.ranks
     rest: list[Rank] = []
     if len(ranks) > RANK_ROWS:
@@ -151,7 +152,7 @@ def _render_ranks(attempt: Attempt, console: Console) -> None:
     if silent:
         why = "killed (SIGKILL, out of memory, a lost host) or still running"
         line(console, f"rank {compact(silent)}: {why}", style="red")
-        line(console, "(`ddtrace-pytorch recover`, on its host, tells which)", style="red")
+        line(console, f"(`ddtrace-pytorch recover --job {shlex.quote(job)}`, on its host, tells which)", style="red")
     for (kind, message), where in errors.items():
         line(console, f"rank {compact(where)}: {': '.join(part for part in (kind, message) if part)}", style="red")
 

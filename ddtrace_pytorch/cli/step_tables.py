@@ -20,7 +20,8 @@ BOUNDS = {"collective": "at least ", "compute": "at most "}
 TOLD = 0.05
 HIDDEN = (
     "Ranks also wait for each other in collectives that torch issues by itself, as in DDP's backward pass. Nobody "
-    "times that, it counts as computing: whether one of them computes longer than the others can't be told."
+    "times that, it counts as computing: whether one of them computes longer than the others can't be told. Profiler "
+    "windows tell it: set DD_PYTORCH_PROFILE_EVERY=500, or call `ddtrace-pytorch profile` while the job runs."
 )
 
 

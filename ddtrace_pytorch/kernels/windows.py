@@ -129,19 +129,9 @@ class Windows:
 
     @safely("schedule profiler windows")
     def open(self) -> None:
-        if self._settings.profile_with == "sampler" and not self._own:
-            warn_first(
-                "DD_PYTORCH_PROFILE_WITH=sampler has no effect: DD_PYTORCH_PROFILE_CPU, _SHAPES or _STACKS asks for "
-                "what torch's profiler alone records"
-            )
-        if not self._schedule.every:
-            return
         if self._schedule.overlaps:
-            warn_first(
-                f"DD_PYTORCH_PROFILE_EVERY={self._schedule.every} is less than a window takes "
-                f"({self._schedule.warmup} + {self._schedule.active} steps); there are no profiler windows"
-            )
             self._schedule = self._schedule._replace(every=0)
+        if not self._schedule.every:
             return
         if not self._own:
             self._prepare_environment(sys.modules["torch"])
@@ -297,6 +287,10 @@ class Windows:
                 return OwnWindow(torch, self._library, options.memory)
             except RuntimeError as why:
                 self._go_without_library(why)
+        if self._own:
+            warn_first(
+                "DD_PYTORCH_PROFILE_WITH=sampler: no GPU is in use, so torch's profiler takes a window of the CPU"
+            )
         self._prepare_environment(torch)
         return Window(torch, options)
 

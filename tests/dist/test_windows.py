@@ -89,6 +89,7 @@ def test_each_rank_takes_the_same_steps(jobs: Jobs, tmp_path: Path, agent: Agent
     assert "Profiler windows" in report
     assert "note:" not in report
     assert "rank 1 is late: in 2 profiler windows, collectives took" in report
+    assert "can't be told" not in report
 
 
 def _as_spans(agent: Agent, told: list[dict[str, Any]]) -> None:

@@ -160,14 +160,24 @@ def test_where_cupti_refuses_torchs_profiler_takes_its_place(
 
 
 @pytest.mark.parametrize("asked", ["CPU", "SHAPES", "STACKS"])
-def test_what_only_torchs_profiler_records_is_left_to_it(
-    job: Callable[..., WindowedJob], asked: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_only_torchs_profiler_records_is_left_to_it(job: Callable[..., WindowedJob], asked: str) -> None:
     one = job(**{f"DD_PYTORCH_PROFILE_{asked}": "true"})
     one.steps_of(6)
     [told] = one.told()
     assert "TorchsOwn" in told["why"]
-    assert "DD_PYTORCH_PROFILE_WITH=sampler has no effect" in caplog.text
+    [complaint] = load(WITH | {f"DD_PYTORCH_PROFILE_{asked}": "true"}).complaints
+    assert complaint.startswith("DD_PYTORCH_PROFILE_WITH=sampler has no effect: DD_PYTORCH_PROFILE_" + asked)
+
+
+def test_where_no_gpu_is_in_use_it_is_said_that_windows_are_torchs(
+    job: Callable[..., WindowedJob], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = job()
+    monkeypatch.setattr(windows, "gpu_is_there", lambda torch: False)
+    one.steps_of(6)
+    [told] = one.told()
+    assert "TorchsOwn" in told["why"]
+    assert "no GPU is in use, so torch's profiler takes a window of the CPU" in caplog.text
 
 
 def test_the_end_of_a_job_cuts_it_short(job: Callable[..., WindowedJob]) -> None:

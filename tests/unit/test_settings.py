@@ -20,6 +20,14 @@ from ddtrace_pytorch.settings import TABLE, Setting, Settings, default_log_root,
 ROWS = {row.variable: row for row in TABLE}
 
 
+def test_an_interval_that_is_shorter_than_a_window_is_complained_of() -> None:
+    assert load({"DD_PYTORCH_PROFILE_EVERY": "3"}).complaints == ()
+    [complaint] = load({"DD_PYTORCH_PROFILE_EVERY": "2"}).complaints
+    assert complaint == (
+        "DD_PYTORCH_PROFILE_EVERY=2 is less than a window takes (1 + 2 steps); there are no profiler windows"
+    )
+
+
 def test_an_empty_environment_gives_the_defaults_and_no_complaint() -> None:
     settings = load({})
     assert settings.export == "auto"
