@@ -207,7 +207,7 @@ TRAIN = """
 
 
 def trains(job: Job) -> Job:
-    until(lambda: "training" in job.stdout() or job.process.poll() is not None, 60, "it trains")
+    until(lambda: job.stdout().endswith("\n") or job.process.poll() is not None, 60, "it trains")
     assert job.stdout() == "training 1\n", job.wait(0).describe()
     return job
 
