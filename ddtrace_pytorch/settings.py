@@ -11,7 +11,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 PREFIX = "DD_PYTORCH_"
@@ -548,6 +548,12 @@ class Settings:
         return self.export in ("local", "both")
 
     @property
+    def profile_operators(self) -> tuple[str, ...]:
+        """The variables by which windows are to have operators on the CPU."""
+        asked = {"CPU": self.profile_cpu, "SHAPES": self.profile_shapes, "STACKS": self.profile_stacks}
+        return tuple(f"DD_PYTORCH_PROFILE_{name}" for name, wanted in asked.items() if wanted)
+
+    @property
     def log_root(self) -> str:
         return self.log_dir or default_log_root()
 
@@ -584,25 +590,26 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
             bad = raw if accepted.bad is None else accepted.bad
             used = "the rest" if accepted.kept else repr(setting.default)
             complaints.append(f"{setting.variable}={bad[:80]!r} is not {accepted}; using {used}")
-    return Settings(**values, complaints=(*complaints, *_at_odds(values), *_unknown(source)))
+    chosen = Settings(**values)
+    return replace(chosen, complaints=(*complaints, *_at_odds(chosen), *_unknown(source)))
 
 
-def _at_odds(values: Mapping[str, Any]) -> Iterator[str]:
+def _at_odds(chosen: Settings) -> Iterator[str]:
     """Each of them could be, but not all together."""
-    every, warmup, active = values["profile_every"], values["profile_warmup"], values["profile_active"]
-    if 0 < every < warmup + active:
+    if chosen.profile_every:
+        from ddtrace_pytorch.kernels.schedule import Schedule  # every rank reads its settings, and few have windows
+
+        schedule = Schedule(chosen.profile_every, chosen.profile_warmup, chosen.profile_active)
+        if schedule.overlaps:
+            yield (
+                f"DD_PYTORCH_PROFILE_EVERY={schedule.every} is less than a window takes "
+                f"({schedule.warmup} + {schedule.active} steps); there are no profiler windows"
+            )
+    if chosen.profile_with == "sampler" and chosen.profile_operators:
         yield (
-            f"DD_PYTORCH_PROFILE_EVERY={every} is less than a window takes ({warmup} + {active} steps); there are no "
-            "profiler windows"
+            f"DD_PYTORCH_PROFILE_WITH=sampler has no effect: {chosen.profile_operators[0]} asks for what torch's "
+            "profiler alone records"
         )
-    if values["profile_with"] == "sampler":
-        for name in ("cpu", "shapes", "stacks"):
-            if values[f"profile_{name}"]:
-                yield (
-                    f"DD_PYTORCH_PROFILE_WITH=sampler has no effect: DD_PYTORCH_PROFILE_{name.upper()} asks for what "
-                    "torch's profiler alone records"
-                )
-                break
 
 
 def _unknown(environ: Mapping[str, str]) -> Iterator[str]:

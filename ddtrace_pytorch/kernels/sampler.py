@@ -27,7 +27,7 @@ from ddtrace_pytorch.kernels import sampled
 from ddtrace_pytorch.kernels.demangling import UNNAMED, name_of
 from ddtrace_pytorch.kernels.profilers import Profilers
 from ddtrace_pytorch.kernels.sampled import Run, Sum, Totals
-from ddtrace_pytorch.kernels.sampler_library import SamplerLibrary, Taken, opened
+from ddtrace_pytorch.kernels.sampler_library import AT_HAND, SamplerLibrary, Taken, opened
 from ddtrace_pytorch.kernels.sampling_budget import SamplingBudget
 from ddtrace_pytorch.kernels.step_signals import StepSignals
 from ddtrace_pytorch.kernels.symbols import functions
@@ -43,8 +43,6 @@ from ddtrace_pytorch.training.steps import Steps
 _MOST_IN_A_ROW = 8
 # Steps that may still be told of, of which kernels are known.
 _REMEMBERED = 8
-# Kernels of one step that are looked at one by one, at most.
-_MOST_ONE_BY_ONE = 16_384
 # At a session's end, for the GPU to run what was launched.
 _PATIENCE = 0.1
 
@@ -210,7 +208,8 @@ class Sampler:
             over = self._over
             if over is None:
                 return
-            taken = self._take()
+            self._library.off()
+            taken = self._library.take()
         # A profiler may have begun meanwhile.
         if self._over is over:
             self._over = None
@@ -279,10 +278,6 @@ class Sampler:
             self._profilers.sampler = None
         self.budget.asked = 0
 
-    def _take(self) -> Taken:
-        self._library.off()
-        return self._library.take()
-
     def _may(self) -> bool:
         torch = sys.modules["torch"]
         if (
@@ -299,7 +294,7 @@ class Sampler:
 
     def _begin(self, number: int, now: int) -> None:
         wanted = self._wants_detail
-        self._library.keep(_MOST_ONE_BY_ONE if wanted else 0)
+        self._library.keep(AT_HAND if wanted else 0)
         self._signals.look()
         # In this order: a profiler that begins on another thread meanwhile finds it, or is found.
         self._on = _Recorded(number, now, wanted)

@@ -24,7 +24,7 @@ COPIES, FILLS = 1, 2  # flags
 REASONS = ("unknown_kind", "cut_short", "untimed", "backwards", "out_of_window", "nameless", "unreadable", "outside")
 BUCKETS = 64
 # Records kept one by one whose memory isn't given back each time.
-_AT_HAND = 16_384
+AT_HAND = 16_384
 
 _FILE = Path(__file__).with_name("libkernel_sampler.so")
 _NONE = 2**32 - 1
@@ -298,7 +298,7 @@ class SamplerLibrary:
             self._names[: totals.name_bytes],
             self._raws[: totals.raws * _RAW.size],
         )
-        if totals.raws > _AT_HAND:
+        if totals.raws > AT_HAND:
             self._raws.madvise(mmap.MADV_DONTNEED)
         return copied
 

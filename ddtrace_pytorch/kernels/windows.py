@@ -111,8 +111,7 @@ class Windows:
         # Between these steps no scheduled window begins.
         self._idle_since = self._idle_until = 0
         # Whether windows are taken with the kernel sampler's library, and that.
-        operators = settings.profile_cpu or settings.profile_shapes or settings.profile_stacks
-        self._own = settings.profile_with == "sampler" and not operators
+        self._own = settings.profile_with == "sampler" and not settings.profile_operators
         self._library: SamplerLibrary | None = None
         self._tried_again = False
         self._past = 0

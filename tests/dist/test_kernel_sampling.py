@@ -48,17 +48,17 @@ TRAIN = """
 """
 
 
-def test_kernels_of_real_ranks_are_told_everywhere(agent: Agent, jobs: Jobs, tmp_path: Path) -> None:
-    log, line = tmp_path / "log", tmp_path / "line.json"
-    env = environment(
-        agent.url,
-        DD_PATCH_MODULES="pytorch:true",
-        DD_PYTORCH_EXPORT="both",
-        DD_PYTORCH_LOG_DIR=str(log),
-        DD_PYTORCH_KERNEL_EVERY="10",
-    )
+def train(jobs: Jobs, agent: Agent, tmp_path: Path, **settings: str) -> None:
+    """Told at the Agent, and in a run log in ``log``."""
+    log = {"DD_PYTORCH_EXPORT": "both", "DD_PYTORCH_LOG_DIR": str(tmp_path / "log")}
+    env = environment(agent.url, DD_PATCH_MODULES="pytorch:true", **log, **settings)
     libraries = str(build_mock(tmp_path)), str(build_sampler(tmp_path))
     jobs.run([*DDTRACE_RUN, *torchrun(2), jobs.script(TRAIN), str(TESTS), *libraries], env).ok()
+
+
+def test_kernels_of_real_ranks_are_told_everywhere(agent: Agent, jobs: Jobs, tmp_path: Path) -> None:
+    log, line = tmp_path / "log", tmp_path / "line.json"
+    train(jobs, agent, tmp_path, DD_PYTORCH_KERNEL_EVERY="10")
     told = of_type(log, "kernels")
     assert {(one["step"], one["state"], one["metrics"]["events"]) for one in told} == {
         (step, "complete", 2) for step in (10, 20, 30, 40, 50, 60)
@@ -89,16 +89,7 @@ def test_kernels_of_real_ranks_are_told_everywhere(agent: Agent, jobs: Jobs, tmp
 
 def test_windows_of_real_ranks_can_be_taken_with_it(agent: Agent, jobs: Jobs, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    env = environment(
-        agent.url,
-        DD_PATCH_MODULES="pytorch:true",
-        DD_PYTORCH_EXPORT="both",
-        DD_PYTORCH_LOG_DIR=str(log),
-        DD_PYTORCH_PROFILE_WITH="sampler",
-        DD_PYTORCH_PROFILE_EVERY="20",
-    )
-    libraries = str(build_mock(tmp_path)), str(build_sampler(tmp_path))
-    jobs.run([*DDTRACE_RUN, *torchrun(2), jobs.script(TRAIN), str(TESTS), *libraries], env).ok()
+    train(jobs, agent, tmp_path, DD_PYTORCH_PROFILE_WITH="sampler", DD_PYTORCH_PROFILE_EVERY="20")
     told = of_type(log, "profile")
     assert [(one["step"], one["state"], one["activity"], one["metrics"]["events"]) for one in told] == 2 * [
         (20, "complete", "gpu", 4), (40, "complete", "gpu", 4), (60, "cut short", "gpu", 2),

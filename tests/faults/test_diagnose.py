@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from harness.agent import free_port
-from harness.job import DDTRACE_RUN, PYTHON, Jobs, environment, torchrun
+from harness.job import DDTRACE_RUN, PYTHON, Job, Jobs, environment, torchrun
 from harness.log import of_type
 from harness.waiting import until
 
@@ -81,12 +81,17 @@ def by_hand(tmp_path: Path, **settings: str) -> dict[str, str]:
     )
 
 
+def two_ranks(jobs: Jobs, common: dict[str, str], script: str) -> tuple[Job, Job]:
+    zero, one = (jobs.start([*DDTRACE_RUN, *PYTHON, script], {**common, "RANK": str(rank)}) for rank in (0, 1))
+    return zero, one
+
+
 def test_who_was_killed_is_named_at_once_and_after_its_recovery(jobs: Jobs, tmp_path: Path) -> None:
     log = tmp_path / "log"
     recorder = RELEASE >= (2, 8)
     common = by_hand(tmp_path, **({"DUMP": str(log / "nccl_trace_rank_0")} if recorder else {}))
     script = jobs.script(TRAIN)
-    zero, one = (jobs.start([*DDTRACE_RUN, *PYTHON, script], {**common, "RANK": str(rank)}) for rank in (0, 1))
+    zero, one = two_ranks(jobs, common, script)
 
     def waits() -> bool:
         return any(
@@ -149,7 +154,7 @@ def test_a_stall_that_goes_on_right_before_the_end_is_told(jobs: Jobs, tmp_path:
     log = tmp_path / "log"
     common = by_hand(tmp_path, DD_PYTORCH_STALL_SECONDS="2", GATE=str(tmp_path / "gate"))
     script = jobs.script(GOES_ON)
-    zero, one = (jobs.start([*DDTRACE_RUN, *PYTHON, script], {**common, "RANK": str(rank)}) for rank in (0, 1))
+    zero, one = two_ranks(jobs, common, script)
     until(lambda: any(of_type(log, "verdict")), 60, "rank 1 is named")
     (tmp_path / "gate").touch()
     said = zero.wait().ok().stderr + one.wait().ok().stderr
@@ -188,7 +193,7 @@ def test_a_call_of_torchs_own_that_a_rank_died_of_did_not_go_on(jobs: Jobs, tmp_
     log = tmp_path / "log"
     common = by_hand(tmp_path, DD_PYTORCH_STALL_SECONDS="2", GATE=str(tmp_path / "gate"))
     script = jobs.script(DDP)
-    zero, one = (jobs.start([*DDTRACE_RUN, *PYTHON, script], {**common, "RANK": str(rank)}) for rank in (0, 1))
+    zero, one = two_ranks(jobs, common, script)
     until(lambda: any(of_type(log, "verdict")), 60, "rank 1 is named")
     os.kill(one.process.pid, signal.SIGKILL)
     until(lambda: any(one["name"] == "stall over" for one in of_type(log, "event")), 60, "rank 0 waits no longer")

@@ -32,19 +32,19 @@ def found(*histories: History) -> Finding:
     return inquire({one.rank: one for one in histories})
 
 
+def lost_it(*, beat: float, since: float, at: float, over: float) -> list[History]:
+    """All but rank 1, which they waited for `since` then; gloo told them `at` that time, and they ended."""
+    words = ("RuntimeError", CLOSED.partition(": ")[2])
+    return [
+        history(rank, *beats(beat, 42, since=since), raised(rank, 42, at, CLOSED), ended("exception", over, words))
+        for rank in (0, 2, 3)
+    ]
+
+
 def killed() -> list[History]:
     """Rank 1 is killed at 20.5 s; the others, who wait for it, hear of it and end."""
     last = stated(state_of(1, 41, 20, doing="user", frames=("/job/train.py:24 load",), step=7), "killed")
-    others = [
-        history(
-            rank,
-            *beats(22, 42, since=19),
-            raised(rank, 42, 22.5, CLOSED),
-            ended("exception", 23, ("RuntimeError", CLOSED.partition(": ")[2])),
-        )
-        for rank in (0, 2, 3)
-    ]
-    return [history(1, *beats(20, 41), last, ended("killed", 20)), *others]
+    return [history(1, *beats(20, 41), last, ended("killed", 20)), *lost_it(beat=22, since=19, at=22.5, over=23)]
 
 
 def test_a_killed_rank_is_the_reason_though_all_the_others_raised() -> None:
@@ -77,16 +77,7 @@ def test_a_short_log_is_no_reason_if_all_logs_end_together() -> None:
 def test_whom_a_signal_ended_is_the_reason_where_the_others_lost_it() -> None:
     """Somebody ended one process; its peers' collectives raised before the launcher ended them."""
     one = history(1, *beats(20, 41), ended("signal:SIGTERM", 20.2))
-    others = [
-        history(
-            rank,
-            *beats(20, 42, since=20.1),
-            raised(rank, 42, 20.25, CLOSED),
-            ended("exception", 20.3, ("RuntimeError", CLOSED.partition(": ")[2])),
-        )
-        for rank in (0, 2, 3)
-    ]
-    finding = found(one, *others)
+    finding = found(one, *lost_it(beat=20, since=20.1, at=20.25, over=20.3))
     assert finding.first is not None
     assert (finding.first.cause, finding.first.ranks, finding.first.at) == (Cause.SIGNAL, (1,), at(20.2))
 
